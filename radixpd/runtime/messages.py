@@ -1,0 +1,119 @@
+"""Every message between processes: msgspec tagged structs in msgpack. Arrays travel as raw bytes (see `links`), never as tensors.
+
+API process -> scheduler: `Generate`, `Abort`, `Stop`, `Control`.  Scheduler -> API process: `Batch` of client effects, `Load`, `Reply`.
+Scheduler -> runner: `StepPlan`, `Shutdown`.  Runner -> scheduler: `RunnerReady`, `StepResult`, `RunnerFailed`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from radixpd.core.effects import Finished, Prefilled, PromptScored, TokensOut
+from radixpd.core.load import LoadSnapshot
+from radixpd.core.request import SamplingParams
+from radixpd.core.step import StepPlan, StepResult
+
+__all__ = [
+    "Abort", "Batch", "Control", "Failed", "FromApi", "FromRunner", "FromScheduler", "Generate", "Load", "Reply", "RunnerReady",
+    "Shutdown", "Step", "Stepped", "Stop", "ToRunner",
+]  # fmt: skip
+
+
+class Generate(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Compute one prompt and sample `len(rids)` outputs from it (`rids[i]` is sample i; every rid is unique while it lives)."""
+
+    rids: tuple[str, ...]
+    prompt: np.ndarray  # int32 [prompt_length]
+    params: SamplingParams
+    namespace: bytes
+    priority: int
+    arrived: float  # time.monotonic() of the machine
+
+
+class Abort(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """End this request wherever it is. Unknown rids are ignored: the answer and the abort may cross."""
+
+    rid: str
+    message: str = "aborted by the client"
+    status: int = 499
+
+
+class Stop(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The detokenizer matched a stop string: the request ends with its first `keep` output tokens."""
+
+    rid: str
+    keep: int
+    matched: str
+
+
+class Control(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A question or order outside the request stream, answered by one `Reply` with the same `id`.
+
+    Actions: `flush_cache`, `state` (counters, page owners, waiting and running requests).
+    """
+
+    id: int
+    action: str
+
+
+class Batch(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """All client effects of one turn of the scheduler's loop, in order and by kind: scores and prefills precede tokens precede ends."""
+
+    prefilled: tuple[Prefilled, ...] = ()
+    scored: tuple[PromptScored, ...] = ()
+    tokens: tuple[TokensOut, ...] = ()
+    finished: tuple[Finished, ...] = ()
+
+
+class Load(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """State of the scheduler, sent when it changed (at most every 50 ms while busy, at once when it turns idle)."""
+
+    load: LoadSnapshot
+
+
+class Reply(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Answer to a `Control`. `error` is empty on success."""
+
+    id: int
+    body: dict[str, Any]
+    error: str = ""
+
+
+class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The sender is about to exit: every open request ends with `message`."""
+
+    message: str
+
+
+class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Run one plan."""
+
+    plan: StepPlan
+
+
+class Stepped(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """One plan has run."""
+
+    result: StepResult
+
+
+class RunnerReady(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The runner has loaded weights and touched its pool: `pages` pages of `page_size` tokens."""
+
+    pages: int
+    page_size: int
+    fingerprint: str
+    load_seconds: float
+
+
+class Shutdown(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Finish what is queued and exit 0."""
+
+
+FromApi = Generate | Abort | Stop | Control | Shutdown
+FromScheduler = Batch | Load | Reply | Failed
+ToRunner = Step | Shutdown
+FromRunner = RunnerReady | Stepped | Failed
