@@ -1,0 +1,1 @@
+"""Paged attention: one seam (`base`), one file per backend."""

@@ -1,0 +1,1 @@
+"""The model runner's side of a step: torch, KV pool, inputs, sampling."""

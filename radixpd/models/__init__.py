@@ -1,0 +1,1 @@
+"""One generic decoder, a table of families, and the readers that fill its weights."""

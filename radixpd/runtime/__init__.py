@@ -1,0 +1,1 @@
+"""Processes and the links between them."""

@@ -1,0 +1,1 @@
+"""Text in and out: tokenizer files, chat templates, incremental detokenizing with stop strings. Never torch or transformers."""
