@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from radixpd.config.secret import Secret
+
 __all__ = ["CacheSettings", "EngineSettings", "ModelSettings", "SchedulerSettings", "ServerSettings", "Settings", "flag"]
 
 
@@ -99,7 +101,7 @@ class ServerSettings:
 
     host: str = flag("127.0.0.1", "address to bind")
     port: int = flag(30000, "port to bind", low=0, high=65535)
-    api_key: tuple[str, ...] = flag((), "keys that clients must send as a bearer token; may repeat", many=True, secret=True)
+    api_key: tuple[Secret, ...] = flag((), "keys that clients must send as a bearer token; may repeat", many=True, secret=True)
     stream_interval: int = flag(1, "tokens per streamed chunk", low=1, high=10**6)
     log_level: str = flag("info", "least severe message that is logged", choices=("debug", "info", "warning", "error"))
     log_requests: bool = flag(False, "log each request's arrival and end")
