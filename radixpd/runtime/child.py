@@ -1,0 +1,119 @@
+"""What every child process does at its start, and how it ends when it cannot go on.
+
+The supervisor starts `python -m module` and writes one JSON line, the `Launch` record, to the child's standard input. Standard input
+stays open as the control pipe: end of file means the supervisor is gone. Invariant: a child never outlives its supervisor
+(PR_SET_PDEATHSIG, also on kill -9). Called first thing by the mains of scheduler, runner and API process, so nothing heavy is
+imported here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import msgspec
+
+from radixpd.errors import ConfigError
+
+__all__ = ["EXIT_CONFIG", "EXIT_FAILED", "EXIT_START", "Launch", "begin", "fail", "log_to_stderr", "parent_is_gone", "run"]
+
+EXIT_FAILED = 1  # something broke; the trace is in the log
+EXIT_CONFIG = 2  # a ConfigError; one line on stderr
+EXIT_START = 3  # the process cannot start for another reason that one line explains
+
+PR_SET_PDEATHSIG = 1
+CONTROL_FD = 0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The first line on a child's standard input. `resolved` is the text that `config.resolve.from_json` reads."""
+
+    resolved: str
+    directory: str  # of `links.Addresses`
+    parent: int  # process id of the supervisor
+    log_level: str = "info"
+    rank: int = 0
+    listen_fd: int = -1  # the bound and listening TCP socket; API process only
+    runner_pids: tuple[int, ...] = ()  # scheduler only: whom to ask for a stack dump
+
+
+def begin(name: str, *, keep_sigterm: bool = False) -> Launch:
+    """Tie this process to its parent, read the launch record, set up signals and logging.
+
+    SIGINT and SIGTERM are ignored: they reach the whole process group, and the supervisor alone decides who stops when. The API
+    process keeps SIGTERM (`keep_sigterm`), which is the supervisor's order to drain, and handles it itself.
+    """
+    _die_with_parent()
+    launch = _read_launch()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if not keep_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # The supervisor starts children with both blocked, so that none is lost or fatal before this line.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    log_to_stderr(name, launch.log_level)
+    return launch
+
+
+def _die_with_parent() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+def _read_launch() -> Launch:
+    # Unbuffered: what follows the line belongs to whoever reads the control pipe next.
+    with open(CONTROL_FD, "rb", buffering=0, closefd=False) as pipe:
+        line = pipe.readline()
+    if not line:
+        sys.exit(EXIT_START)
+    launch = msgspec.json.decode(line, type=Launch)
+    if os.getppid() != launch.parent:
+        # The parent died before prctl took hold, so no signal will come.
+        sys.exit(EXIT_START)
+    return launch
+
+
+def parent_is_gone() -> bool:
+    """Call when the control pipe is readable and only end of file is expected there."""
+    return not os.read(CONTROL_FD, 4096)
+
+
+def log_to_stderr(name: str, level: str) -> None:
+    """One log format for every process: time, process name, level, message."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format=f"[%(asctime)s {name}] %(levelname)s %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+        force=True,
+    )
+
+
+def fail(message: str, *, code: int = EXIT_START) -> NoReturn:
+    """End this process with one line on stderr; the supervisor ends the group with the same code."""
+    print(" ".join(message.split()), file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def run(name: str, body: Callable[[Launch], int], *, keep_sigterm: bool = False) -> NoReturn:
+    """The main of a child process: begin, run `body`, turn its result or exception into an exit code."""
+    launch = begin(name, keep_sigterm=keep_sigterm)
+    try:
+        code = body(launch)
+    except ConfigError as error:
+        fail(str(error), code=EXIT_CONFIG)
+    except Exception:
+        logger.exception("%s failed", name)
+        code = EXIT_FAILED
+    sys.exit(code)
