@@ -62,9 +62,12 @@ def _pack(value: Any) -> msgspec.msgpack.Ext:
 def _unpack(code: int, data: memoryview) -> np.ndarray:
     if code != ARRAY:
         raise msgspec.ValidationError(f"unknown extension {code}")
-    dtype, ndim = np.dtype(bytes(data[:3]).decode()), data[3]
-    shape = struct.unpack_from(f"<{ndim}I", data, 4)
-    return np.frombuffer(data, dtype=dtype, offset=4 + 4 * ndim).reshape(shape)
+    try:
+        dtype, ndim = np.dtype(bytes(data[:3]).decode()), data[3]
+        shape = struct.unpack_from(f"<{ndim}I", data, 4)
+        return np.frombuffer(data, dtype=dtype, offset=4 + 4 * ndim).reshape(shape)
+    except (TypeError, ValueError, IndexError, struct.error) as error:
+        raise msgspec.ValidationError(f"not an array: {error}") from None
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
