@@ -1,0 +1,217 @@
+"""Command line (and `--config file.yaml`) -> `Settings`, built from the metadata of the settings' fields.
+
+Invariant: a value is checked once, by the same code, wherever it comes from; the command line wins over the file. Every fault is a
+`ConfigError` of one line that names the flag, the value and what is allowed, and never shows a secret. Called by the `launch_*` modules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from radixpd import __version__
+from radixpd.config.known_flags import ALIASES, REFUSED, VALUE_REASONS, refusal
+from radixpd.config.secret import Secret
+from radixpd.config.settings import Settings
+from radixpd.errors import ConfigError
+
+__all__ = ["parse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One field of `Settings` as the command line sees it; `name` is the flag without its leading dashes."""
+
+    group: str
+    field: dataclasses.Field[Any]
+    kind: type
+    many: bool
+
+    @property
+    def name(self) -> str:
+        return self.field.name.replace("_", "-")
+
+
+def parse(argv: Sequence[str]) -> Settings:
+    """`argv` without the program's name. `--help` and `--version` print and exit."""
+    options = {option.name: option for option in _options()}
+    _refuse_strangers(argv, options)
+    given = {name: value for name, value in vars(_parser(options).parse_args(argv)).items() if value is not None}
+    file = given.pop("config", None)
+    raw = (_read_file(file, options) if file is not None else {}) | given
+    values: dict[str, dict[str, Any]] = {}
+    for name, value in raw.items():
+        option = options[name]
+        values.setdefault(option.group, {})[option.field.name] = _convert(option, value)
+    if not values.get("model", {}).get("model_path"):
+        raise ConfigError("--model-path is missing: give a model directory, a hub id, a .gguf file, or demo")
+    defaults = Settings()
+    return Settings(**{group: dataclasses.replace(getattr(defaults, group), **fields) for group, fields in values.items()})
+
+
+def _options() -> Iterator[Option]:
+    for group, holder in typing.get_type_hints(Settings).items():
+        for field in dataclasses.fields(holder):
+            kind = typing.get_type_hints(holder)[field.name]
+            if typing.get_origin(kind) in (tuple, types.UnionType, typing.Union):
+                kind = typing.get_args(kind)[0]
+            yield Option(group=group, field=field, kind=kind, many=field.metadata["many"])
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message.removeprefix("argument "))
+
+
+def _parser(options: dict[str, Option]) -> argparse.ArgumentParser:
+    """Collects raw values only: argparse neither converts nor checks, so that a file's values meet the same rules."""
+    parser = _Parser(
+        prog="python -m radixpd.launch_server",
+        usage="python -m radixpd.launch_server --model-path MODEL [flags]",
+        description="Serve a language model over HTTP.",
+        allow_abbrev=False,
+        argument_default=None,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=120),
+    )
+    parser.add_argument("--version", action="version", version=f"radixpd {__version__}")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of flags (keys: their names); the command line wins")
+    aliases = {target: [alias for alias, name in ALIASES.items() if name == target] for target in ALIASES.values()}
+    hints = typing.get_type_hints(Settings)
+    groups = {name: parser.add_argument_group(name, _first_line(holder)) for name, holder in hints.items()}
+    for option in options.values():
+        flags = [f"--{name}" for name in (option.name, *aliases.get(option.name, []))]
+        extra: dict[str, Any]
+        if option.kind is bool:
+            extra = {"action": argparse.BooleanOptionalAction}
+        elif option.many:
+            extra = {"action": "extend", "nargs": "+", "metavar": _metavar(option)}
+        else:
+            extra = {"metavar": _metavar(option)}
+        groups[option.group].add_argument(*flags, dest=option.name, help=_help(option), **extra)
+    return parser
+
+
+def _first_line(holder: type) -> str:
+    return (holder.__doc__ or "").splitlines()[0]
+
+
+def _metavar(option: Option) -> str:
+    choices = option.field.metadata["choices"]
+    named: str | None = option.field.metadata["metavar"]
+    word = "N" if option.kind in (int, float) else option.field.name.rsplit("_", 1)[-1].upper()
+    return named or ("{" + ",".join(choices) + "}" if choices else word)
+
+
+def _help(option: Option) -> str:
+    text: str = option.field.metadata["help"]
+    default = option.field.default
+    if default not in (None, "", ()) and not isinstance(default, bool):
+        text += f" (default: {default})"
+    elif default is True:
+        text += " (default: on)"
+    return text.replace("%", "%%")
+
+
+def _refuse_strangers(argv: Sequence[str], options: dict[str, Option]) -> None:
+    switches = {f"no-{name}" for name, option in options.items() if option.kind is bool}
+    known = {*options, *ALIASES, *switches, "config", "help", "version"}
+    for argument in argv:
+        name = argument.partition("=")[0].removeprefix("--")
+        if argument.startswith("--") and name not in known:
+            reason = refusal(name)
+            if reason is not None:
+                raise ConfigError(f"--{name}: {reason}")
+            raise ConfigError(f"unknown flag --{name}; the nearest is --{_nearest(name, options)}")
+
+
+def _nearest(name: str, options: dict[str, Option]) -> str:
+    """The likeliest name meant; one that radixpd has wins a tie over one that it refuses."""
+    candidates = [*options, *ALIASES, "config", "help", *REFUSED]
+    return max(candidates, key=lambda known: difflib.SequenceMatcher(None, name, known).ratio())
+
+
+def _read_file(path: str, options: dict[str, Option]) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"--config {path}: must hold one flag a line, as in `port: 30000`")
+    values: dict[str, Any] = {}
+    for key, value in data.items():
+        written = str(key).replace("_", "-")
+        name = ALIASES.get(written, written)
+        if name not in options:
+            reason = refusal(name)
+            raise ConfigError(
+                f"--config {path}: {key}: {reason}"
+                if reason
+                else f"--config {path}: unknown key {key}; the nearest is {_nearest(name, options)}"
+            )
+        if name in values:
+            raise ConfigError(f"--config {path}: {name} is given twice")
+        if value is not None:
+            values[name] = value
+    return values
+
+
+def _convert(option: Option, value: Any) -> Any:
+    if not option.many:
+        return _convert_one(option, value)
+    return tuple(_convert_one(option, item) for item in (value if isinstance(value, list) else [value]))
+
+
+def _convert_one(option: Option, value: Any) -> Any:
+    if option.field.metadata["secret"]:
+        return _secret(option, value)
+    if option.kind is bool:
+        if not isinstance(value, bool):
+            raise ConfigError(f"--{option.name} {value}: give true or false")
+        return value
+    if option.kind in (int, float):
+        return _number(option, value)
+    if isinstance(value, dict):
+        value = json.dumps(value, default=str)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ConfigError(f"--{option.name} {value}: give text")
+    choices = option.field.metadata["choices"]
+    if choices and value not in choices:
+        raise _refused(option, value, "it is " + choices[0] if len(choices) == 1 else "choose from " + ", ".join(choices))
+    return str(value)
+
+
+def _secret(option: Option, value: Any) -> Secret:
+    if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
+        raise ConfigError(f"--{option.name}: a value is empty or no text (quote it)")
+    return Secret(str(value))
+
+
+def _number(option: Option, value: Any) -> float:
+    low, high = option.field.metadata["low"], option.field.metadata["high"]
+    allowed = f"{'an integer' if option.kind is int else 'a number'} from {low} to {high}" if low != high else f"{low}"
+    number: float | None = None
+    if isinstance(value, str) or type(value) in (int, option.kind):
+        with contextlib.suppress(ValueError, OverflowError):
+            number = option.kind(value)
+    # Not "number < low or number > high": NaN must fail too.
+    if number is None or not low <= number <= high:
+        raise _refused(option, value, f"it must be {allowed}")
+    return number
+
+
+def _refused(option: Option, value: Any, rule: str) -> ConfigError:
+    reason = VALUE_REASONS.get(option.name)
+    return ConfigError(f"--{option.name} {value}: {rule}" + (f"; {reason}" if reason else ""))
