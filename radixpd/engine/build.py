@@ -1,0 +1,38 @@
+"""From resolved settings to a runner that is ready for its first plan. Called once, by the runner process.
+
+Order: what can fail fast comes first, so that too little memory is one line within a second and not the end of a long load.
+"""
+
+from __future__ import annotations
+
+from radixpd.attention.registry import build_attention
+from radixpd.config.resolve import Resolved
+from radixpd.engine.device import start_device, torch_dtype
+from radixpd.engine.parallel import Solo
+from radixpd.engine.runner import Runner
+from radixpd.kv.layout import KVLayout
+from radixpd.kv.pool import Pool, require_memory
+from radixpd.models.weights import load_decoder
+
+__all__ = ["build_runner"]
+
+
+def build_runner(resolved: Resolved) -> Runner:
+    """Start the device, load the weights, touch the pool. Raises ConfigError when something does not fit."""
+    start_device(resolved.settings.engine)
+    dtype = torch_dtype(resolved.dtype)
+    layout = KVLayout(**resolved.layout)
+    require_memory(layout, resolved.pages)
+    model = load_decoder(
+        resolved.directory, dtype=dtype, load_format=resolved.settings.model.load_format, seed=resolved.seed, parallel=Solo()
+    )
+    pool = Pool(layout, resolved.pages)
+    return Runner(
+        model,
+        build_attention(resolved.settings.engine.attention_backend, pool.layers),
+        pool,
+        slots=resolved.max_running,
+        context_length=resolved.context_length,
+        vocab_size=resolved.model.vocab_size,
+        eos_ids=resolved.eos_ids,
+    )

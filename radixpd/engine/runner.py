@@ -1,0 +1,110 @@
+"""The runner: owns model, pool, tables and sampler of one rank and runs plans, one `step` at a time, as `core.step` prescribes.
+
+Invariant: a step's effect depends only on the plans so far, in order; nothing here decides anything. `build_runner` makes one from resolved
+settings; the runner process calls `step` in a loop, tests call it with a model of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from radixpd.attention.base import Attend, AttentionBackend
+from radixpd.core.step import PromptScores, Score, StepPlan, StepResult, TokenLogprobs, no_ids
+from radixpd.engine.inputs import StepInputs, sample_rows, step_inputs
+from radixpd.engine.logprobs import score_prompt, token_logprobs
+from radixpd.engine.sampler import Sampler
+from radixpd.engine.tables import Tables
+from radixpd.kv.pool import Pool
+
+__all__ = ["Model", "Runner"]
+
+
+class Model(Protocol):
+    """What the runner needs of a model."""
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """Hidden states `[T, hidden]` of T tokens."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 logits `[R, vocab]` of R hidden states."""
+        ...
+
+
+class Runner:
+    """One rank's worker. The attention backend was built over `pool.layers`."""
+
+    def __init__(
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        pool: Pool,
+        *,
+        slots: int,
+        context_length: int,
+        vocab_size: int,
+        eos_ids: tuple[int, ...],
+    ) -> None:
+        self.model = model
+        self.attention = attention
+        self.pool = pool
+        self.page_size = pool.layout.page_size
+        self.vocab_size = vocab_size
+        self.tables = Tables(slots=slots, context_length=context_length, page_size=self.page_size)
+        self.sampler = Sampler(slots=slots, vocab_size=vocab_size, eos_ids=eos_ids)
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan) -> StepResult:
+        """Run one plan; the order of its parts is the contract in `core.step`."""
+        began = time.perf_counter()
+        for begin in plan.begins:
+            self.tables.begin(begin)
+            self.sampler.begin(begin)
+        self.tables.place(plan)
+        tokens, logprobs, scores = no_ids(), (), ()
+        if len(plan.slots):
+            inputs = step_inputs(plan, self.tables, self.page_size)
+            hidden = self.model.forward(inputs.tokens, inputs.positions, self.attention.plan(inputs.attention))
+            tokens, logprobs = self._sample(plan, inputs, hidden)
+            scores = tuple(self._score(plan, score, inputs, hidden) for score in plan.scores)
+        if len(plan.copies):
+            self.pool.copy_pages(plan.copies[:, 0], plan.copies[:, 1])
+        return StepResult(plan.step, tokens, logprobs, scores, time.perf_counter() - began)
+
+    def close(self) -> None:
+        """Give the pool back."""
+        self.pool.close()
+
+    def _sample(
+        self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor
+    ) -> tuple[np.ndarray, tuple[TokenLogprobs | None, ...]]:
+        """Sample, and put the tokens where the next step reads them."""
+        if not len(plan.sample_rows):
+            return no_ids(), ()
+        rows = sample_rows(plan, inputs.offsets)
+        logits = self.model.logits(hidden[torch.from_numpy(rows.last)])
+        tokens = self.sampler.sample(logits, which=rows.which, slots=rows.slots, positions=rows.positions)
+        self.tables.tokens[rows.slots, rows.positions] = tokens
+        wanted = [self.sampler.state.logprobs[slot] for slot in rows.slots.tolist()]
+        return tokens, token_logprobs(logits, which=rows.which, tokens=tokens, wanted=wanted)
+
+    def _score(self, plan: StepPlan, score: Score, inputs: StepInputs, hidden: torch.Tensor) -> PromptScores:
+        """Score the prompt tokens that this step's part of a row predicts."""
+        slot, start = int(plan.slots[score.row]), int(plan.starts[score.row])
+        params = self.sampler.state.logprobs[slot]
+        assert params is not None, f"slot {slot} is scored but asked for no log-probabilities"
+        end = min(start + int(plan.lengths[score.row]), int(self.sampler.state.prompt_length[slot]) - 1)
+        count = max(end - score.first, 0)
+        begin = int(inputs.offsets[score.row]) + score.first - start
+        return score_prompt(
+            hidden[begin : begin + count],
+            self.tables.tokens[slot, score.first + 1 : score.first + 1 + count],
+            first=score.first + 1,
+            params=params,
+            logits=self.model.logits,
+            vocab_size=self.vocab_size,
+        )
