@@ -1,5 +1,6 @@
 """SGLang flags that radixpd knows but does not have, each with the sentence that refuses it; plus the aliases that users type.
 
+Whole families are refused by prefix; their well-known members are listed too, so that a misspelt one is recognised.
 Invariant: no name here is also a field of `Settings` (a test holds this): a flag that gains support moves out of this table.
 Called by `config.cli`.
 """
@@ -31,9 +32,16 @@ TEMPLATES = "radixpd takes a chat template from the model or from --chat-templat
 MODEL = "radixpd takes the model's files as they are"
 
 _BY_REASON: dict[str, tuple[str, ...]] = {
-    PD: ("num-reserved-decode-tokens", "load-balance-method"),
-    TIERS: ("enable-hierarchical-cache", "enable-lmcache", "cpu-offload-gb"),
-    LORA: ("enable-lora", "max-loras-per-batch", "max-loaded-loras", "max-lora-rank", "enable-lora-overlap-loading"),
+    PD: (
+        "disaggregation-mode", "disaggregation-transfer-backend", "disaggregation-bootstrap-port", "disaggregation-ib-device",
+        "num-reserved-decode-tokens", "load-balance-method",
+    ),
+    TIERS: (
+        "enable-hierarchical-cache", "hicache-ratio", "hicache-size", "hicache-write-policy", "hicache-storage-backend",
+        "hicache-storage-prefetch-policy", "enable-lmcache", "cpu-offload-gb",
+    ),
+    LORA: ("enable-lora", "lora-paths", "max-loras-per-batch", "max-loaded-loras", "max-lora-rank", "enable-lora-overlap-loading"),
+    SPECULATION: ("speculative-algorithm", "speculative-draft-model-path", "speculative-num-steps", "speculative-num-draft-tokens"),
     PARALLEL: (
         "pp-size", "pp", "pipeline-parallel-size", "dp-size", "dp", "data-parallel-size", "attn-cp-size", "enable-dp-attention",
         "enable-dp-lm-head", "nnodes", "node-rank", "dist-init-addr", "enable-prefill-delayer", "enable-two-batch-overlap",
