@@ -1,0 +1,82 @@
+"""The tokenizer as the rest of radixpd sees it, and the loader that picks an implementation by the files present.
+
+Invariant: whatever ids come in, the joined pieces of `stream` (an empty context, then `flush`) equal `decode` of those ids. Called by
+the tokenizer manager, the offline `LLM` and the load balancer; loads in well under a second, without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from radixpd.errors import BadRequest, ConfigError
+from radixpd.text.stream import TokenStream
+from radixpd.text.tokenizer_config import eos_ids_of_model, read_tokenizer_config
+
+__all__ = ["TokenStream", "Tokenizer", "check_ids", "load_tokenizer"]
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back. `eos_ids` end an output; `special_ids` are left out of text unless asked for."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def bos_id(self) -> int | None: ...
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    def encode(self, text: str, *, special: bool = True) -> np.ndarray:
+        """int32 ids. `special` adds what this model's own tokenizer adds around a text (bos, eos); special tokens that
+        the text spells out are recognised either way."""
+        ...
+
+    def decode(self, ids: Sequence[int] | np.ndarray, *, skip_special: bool = True) -> str:
+        """Text of a whole sequence; an id outside the vocabulary is a `BadRequest`."""
+        ...
+
+    def token_text(self, id: int) -> str:
+        """One token alone, specials spelt out; "" for ids that the model has and the tokenizer lacks."""
+        ...
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes behind `token_text`: a token may be part of a character."""
+        ...
+
+    def stream(self, context: Sequence[int] | np.ndarray = (), *, skip_special: bool = True) -> TokenStream:
+        """Incremental text of an output that follows `context`."""
+        ...
+
+
+def check_ids(ids: Sequence[int] | np.ndarray, vocab_size: int) -> list[int]:
+    """The ids as a list, or a `BadRequest` that names the range."""
+    listed = ids.tolist() if isinstance(ids, np.ndarray) else [int(id) for id in ids]
+    if listed and not (min(listed) >= 0 and max(listed) < vocab_size):
+        wrong = next(id for id in listed if not 0 <= id < vocab_size)
+        raise BadRequest(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})", param="input_ids")
+    return listed
+
+
+def load_tokenizer(directory: str | Path, *, model_directory: str | Path | None = None) -> Tokenizer:
+    """Load `tokenizer.json`, or else `tokenizer.model`. `model_directory` is where generation_config.json and config.json
+    are, when not with the tokenizer."""
+    folder = Path(directory)
+    config = read_tokenizer_config(folder)
+    model_eos = eos_ids_of_model(Path(model_directory) if model_directory is not None else folder)
+    if (folder / "tokenizer.json").is_file():
+        from radixpd.text.json_tokenizer import JsonTokenizer
+
+        return JsonTokenizer(folder / "tokenizer.json", config, model_eos)
+    if (folder / "tokenizer.model").is_file():
+        from radixpd.text.sentencepiece_tokenizer import SentencePieceTokenizer
+
+        return SentencePieceTokenizer(folder / "tokenizer.model", config, model_eos)
+    raise ConfigError(f"no tokenizer.json and no tokenizer.model in {folder}; give the tokenizer's place with --tokenizer-path")
