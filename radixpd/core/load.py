@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LoadSnapshot"]
+__all__ = ["LoadSnapshot", "Totals"]
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters that only grow. Token counts of prompts are taken when a request first gets its slot."""
+
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0  # of those, found in the cache
+    computed_tokens_total: int = 0  # prompt tokens computed, again after a retraction
+    generated_tokens_total: int = 0
+    retractions_total: int = 0
+    finished_total: int = 0
+    aborted_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +30,15 @@ class LoadSnapshot:
     pages: int = 0  # of the pool
     free_pages: int = 0
     tree_pages: int = 0
+    locked_pages: int = 0  # of the tree's: pinned by a running request
     request_pages: int = 0
     page_size: int = 16
     max_running: int = 0
     new_token_ratio: float = 0.0
     steps_total: int = 0
-    prompt_tokens_total: int = 0  # of requests whose prompt was planned
-    cached_tokens_total: int = 0  # of those, found in the cache
-    computed_tokens_total: int = 0  # of those, computed
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    computed_tokens_total: int = 0
     generated_tokens_total: int = 0
     evicted_tokens_total: int = 0
     retractions_total: int = 0
@@ -34,7 +48,7 @@ class LoadSnapshot:
     @property
     def used_tokens(self) -> int:
         """Tokens of pages that a request owns or locks; what the tree could give up counts as not used."""
-        return self.request_pages * self.page_size
+        return (self.request_pages + self.locked_pages) * self.page_size
 
     @property
     def hit_rate(self) -> float:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+
+from radixpd.core.page_hash import token_bytes
 
 if TYPE_CHECKING:
     from radixpd.core.radix_tree import TreeNode
@@ -91,47 +93,60 @@ MOVES: dict[Phase, frozenset[Phase]] = {
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sample of one client request, from arrival to its terminal message.
+    """One sample of one client request, from arrival to its terminal effect.
 
-    `prompt` and `output` are what the client sees; the tokens to compute are both together (`tokens`), also after a retraction.
-    Pages `[0, shared)` of `pages` belong to the radix tree and are held by `lock`; the rest belong to this request.
+    `tokens` is what had to be computed when the request last joined the queue: the prompt, after a retraction also the output so
+    far. While it holds a slot, the growing counts live in the scheduler's `SlotTable`. `lock` pins the tree nodes that hold its
+    first pages.
     """
 
     rid: str
-    prompt: np.ndarray  # int32 [prompt_length]
+    tokens: np.ndarray  # int32 [prompt_length + output so far]
+    prompt_length: int
     params: SamplingParams
-    namespace: bytes = b""
+    space: bytes = b""
     priority: int = 0
     arrived: float = 0.0
+    order: int = 0  # arrival number: ties are broken by it
     sample: int = 0
+    leader: Request | None = None  # sample 0, while this one still waits for the fork
     siblings: tuple[Request, ...] = ()  # samples 1 .. n-1, carried by sample 0 until the fork
     phase: Phase = Phase.WAITING
     attempt: int = 0
     slot: int = NO_SLOT
-    output: list[int] = field(default_factory=list)
-    computed: int = 0  # positions whose KV every plan so far covers
-    sampled: int = 0  # output tokens asked for so far, including the ones still in flight
-    pages: list[int] = field(default_factory=list)
-    shared: int = 0
     lock: TreeNode | None = None
-    scored: int = 0  # prompt positions below this have had their log-probabilities sent
-    cached: int = 0  # prompt tokens found in the cache by the first attempt
-    finish: Finish | None = None
-    overtaken: int = 0
-    stamps: dict[str, float] = field(default_factory=dict)
-    page_hashes: list[bytes] = field(default_factory=list)
+    scored: int = 0  # prompt positions below this need no log-probability (any more)
+    cached: int = -1  # prompt tokens that the first attempt found in the cache; -1 before it
+    queued: float = 0.0  # seconds from arrival to the first plan
+    prefilled: bool = False  # `Prefilled` has been sent
+    overtaken: int = 0  # requests that arrived later and were admitted before it
+    data: bytes = b""  # `tokens` as the radix tree reads them
+
+    def __post_init__(self) -> None:
+        self.data = token_bytes(self.tokens)
 
     @property
-    def known(self) -> int:
-        """Tokens whose ids the brain knows: prompt and applied output."""
-        return len(self.prompt) + len(self.output)
+    def samples(self) -> tuple[Request, ...]:
+        """This request and the siblings that it still carries."""
+        return (self, *self.siblings)
 
     @property
-    def tokens(self) -> np.ndarray:
-        """Prompt and output so far, int32 `[known]`."""
-        if not self.output:
-            return self.prompt
-        return np.concatenate([self.prompt, np.asarray(self.output, dtype=np.int32)])
+    def length_limit(self) -> int:
+        """Tokens, prompt included, at which the request ends by length."""
+        return self.prompt_length + self.params.max_new_tokens
+
+    @property
+    def matchable(self) -> int:
+        """Tokens that may come from the cache: the last one is always computed, and so is what still needs a log-probability."""
+        scored = self.scored if self.scored < self.prompt_length else len(self.tokens)
+        return min(len(self.tokens), scored) - 1
+
+    def requeue(self, tokens: np.ndarray) -> None:
+        """Back to the queue after a retraction, with everything known so far as the prompt of the next attempt."""
+        self.attempt += 1
+        self.tokens = tokens
+        self.data = token_bytes(tokens)
+        self.move(Phase.WAITING)
 
     def move(self, phase: Phase) -> None:
         """Change phase along the table of legal moves."""
