@@ -1,8 +1,8 @@
 """What a request changes about its own logits before anything is chosen: bias, penalties, and the ids barred until `min_new_tokens`.
 
-The order is fixed: logit_bias, repetition (over prompt and output), frequency and presence (over output only), then the barred ids. Invariant:
-an `Adjustment` can be rebuilt from the tokens so far at any time, so that a retracted request goes on exactly where it was. One per slot
-that needs it, held by `SamplingState`; counts grow by `record`, one token at a time.
+The order is fixed: logit_bias, repetition (over prompt and output), frequency and presence (over output only), then the barred ids.
+Invariant: an `Adjustment` can be rebuilt from the tokens so far at any time, so a retracted request goes on exactly where it was. One per
+slot that needs it, held by `SamplingState`; counts grow by `record`, one token at a time.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ Order: what can fail fast comes first, so that too little memory is one line wit
 
 from __future__ import annotations
 
-from radixpd.attention.registry import build_attention
+from pathlib import Path
+
+from radixpd.attention import registry
 from radixpd.config.resolve import Resolved
-from radixpd.engine.device import start_device, torch_dtype
+from radixpd.engine.device import start_device
 from radixpd.engine.parallel import Solo
 from radixpd.engine.runner import Runner
 from radixpd.kv.layout import KVLayout
@@ -20,16 +22,20 @@ __all__ = ["build_runner"]
 def build_runner(resolved: Resolved) -> Runner:
     """Start the device, load the weights, touch the pool. Raises ConfigError when something does not fit."""
     start_device(resolved.settings.engine)
-    dtype = torch_dtype(resolved.dtype)
     layout = KVLayout(**resolved.layout)
     require_memory(layout, resolved.pages)
     model = load_decoder(
-        resolved.directory, dtype=dtype, load_format=resolved.settings.model.load_format, seed=resolved.seed, parallel=Solo()
+        Path(resolved.directory),
+        dtype=resolved.dtype,
+        load_format=resolved.settings.model.load_format,
+        seed=resolved.seed,
+        parallel=Solo(),
     )
     pool = Pool(layout, resolved.pages)
+    attention = registry.create(resolved.settings.engine.attention_backend, pool.layers, heads=model.heads, head_dim=layout.head_dim)
     return Runner(
         model,
-        build_attention(resolved.settings.engine.attention_backend, pool.layers),
+        attention,
         pool,
         slots=resolved.max_running,
         context_length=resolved.context_length,

@@ -14,9 +14,7 @@ import torch
 from radixpd.config.settings import EngineSettings
 from radixpd.errors import ConfigError
 
-__all__ = ["Device", "start_device", "torch_dtype"]
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+__all__ = ["Device", "start_device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +39,3 @@ def start_device(engine: EngineSettings) -> Device:
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     return Device(engine.device, threads, torch.backends.cpu.get_cpu_capability())
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a resolved `--dtype`."""
-    if name not in DTYPES:
-        raise ConfigError(f"--dtype {name} is not supported: choose one of {', '.join(DTYPES)}")
-    return DTYPES[name]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-__all__ = ["cut_min_p", "cut_top_k", "cut_top_p", "draw", "uniforms"]
+__all__ = ["draw", "least_of_min_p", "least_of_top_k", "least_of_top_p", "uniforms"]
 
 HEADS = (128, 2048)  # a nucleus is nearly always this small, and sorting a whole vocabulary costs 30 times as much
 
@@ -21,7 +21,8 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     state = state ^ (state >> np.uint64(31))
-    return ((state >> np.uint64(16)).astype(np.float64) + 0.5) * 2.0**-48
+    bits: np.ndarray = state >> np.uint64(16)
+    return (bits.astype(np.float64) + 0.5) * 2.0**-48
 
 
 def draw(
@@ -36,14 +37,16 @@ def draw(
     """One token per row of float32 `logits [n, vocab]`; parameters are `[n]`. A filter skips the rows where it is neutral."""
     peak = logits.amax(-1, keepdim=True).nan_to_num_(neginf=0.0)
     probs = torch.softmax((logits - peak) / torch.from_numpy(temperature)[:, None], dim=-1)
-    for rows, cut, limits in (
-        (top_k < probs.shape[-1], cut_top_k, top_k),
-        (top_p < 1.0, cut_top_p, top_p),
-        (min_p > 0.0, cut_min_p, min_p),
+    for active, least_kept, limits in (
+        (top_k < probs.shape[-1], least_of_top_k, top_k),
+        (top_p < 1.0, least_of_top_p, top_p),
+        (min_p > 0.0, least_of_min_p, min_p),
     ):
-        if rows.any():
-            some = torch.from_numpy(np.flatnonzero(rows))
-            probs[some] = cut(probs[some], torch.from_numpy(limits[rows]))
+        if active.any():
+            rows = torch.from_numpy(np.flatnonzero(active))
+            least = torch.zeros(len(probs), 1)
+            least[rows] = least_kept(probs if active.all() else probs[rows], torch.from_numpy(limits[active]))
+            probs.masked_fill_(probs < least, 0.0)
     mass = probs.cumsum(-1, dtype=torch.float64)
     aim = mass[:, -1:] * torch.from_numpy(uniform)[:, None]
     tokens = torch.searchsorted(mass, aim, right=True)[:, 0]
@@ -51,29 +54,28 @@ def draw(
     return tokens.clamp_(max=probs.shape[-1] - 1).numpy()
 
 
-def cut_top_k(probs: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Zero all but the `top_k` likeliest of each row."""
-    values = probs.topk(int(top_k.max()), dim=-1).values
-    return probs.where(probs >= values.gather(-1, top_k[:, None] - 1), 0.0)
+def least_of_top_k(probs: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    """The `top_k`-th probability of each row, `[n, 1]`."""
+    return probs.topk(int(top_k.max()), dim=-1).values.gather(-1, top_k[:, None] - 1)
 
 
-def cut_top_p(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Zero all but the fewest likeliest tokens that hold `top_p` of the row's mass (at least one)."""
+def least_of_top_p(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The smallest probability among the fewest likeliest tokens (at least one) that hold `top_p` of the row's mass, `[n, 1]`."""
     need = probs.cumsum(-1, dtype=torch.float64)[:, -1] * top_p
     least = torch.zeros(len(probs), 1)
-    open_rows = torch.arange(len(probs))
+    left = torch.arange(len(probs))
     vocab = probs.shape[-1]
     for size in (*(head for head in HEADS if head < vocab), vocab):
-        values = probs[open_rows].topk(size, dim=-1).values
+        values = probs[left].topk(size, dim=-1).values
         mass = values.cumsum(-1, dtype=torch.float64)
-        last = (mass < need[open_rows, None]).sum(-1, keepdim=True)
-        least[open_rows] = values.gather(-1, last.clamp(max=size - 1))
-        open_rows = open_rows[last[:, 0] == size]
-        if not len(open_rows):
+        last = (mass < need[left, None]).sum(-1, keepdim=True)
+        least[left] = values.gather(-1, last.clamp(max=size - 1))
+        left = left[last[:, 0] == size]
+        if not len(left):
             break
-    return probs.where(probs >= least, 0.0)
+    return least
 
 
-def cut_min_p(probs: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Zero what is less likely than `min_p` times the likeliest."""
-    return probs.where(probs >= probs.amax(-1, keepdim=True) * min_p[:, None], 0.0)
+def least_of_min_p(probs: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """`min_p` times the likeliest, `[n, 1]`."""
+    return probs.amax(-1, keepdim=True) * min_p[:, None]

@@ -1,6 +1,6 @@
 """Log-probabilities for clients: of sampled tokens and of prompt tokens.
 
-They are `log_softmax` of the model's *raw* logits in float32: before bias, penalties and temperature, so they describe the model and not the
+They are `log_softmax` of the model's *raw* logits in float32, before bias, penalties and temperature: they describe the model, not the
 request. Prompt scores are computed in blocks of rows, because prompt times vocabulary would not fit in memory. Called by `Runner.step`.
 """
 

@@ -14,7 +14,7 @@ import torch
 
 from radixpd.attention.base import Attend, AttentionBackend
 from radixpd.core.step import PromptScores, Score, StepPlan, StepResult, TokenLogprobs, no_ids
-from radixpd.engine.inputs import StepInputs, sample_rows, step_inputs
+from radixpd.engine.inputs import StepInputs, sample_rows
 from radixpd.engine.logprobs import score_prompt, token_logprobs
 from radixpd.engine.sampler import Sampler
 from radixpd.engine.tables import Tables
@@ -65,12 +65,7 @@ class Runner:
             self.tables.begin(begin)
             self.sampler.begin(begin)
         self.tables.place(plan)
-        tokens, logprobs, scores = no_ids(), (), ()
-        if len(plan.slots):
-            inputs = step_inputs(plan, self.tables, self.page_size)
-            hidden = self.model.forward(inputs.tokens, inputs.positions, self.attention.plan(inputs.attention))
-            tokens, logprobs = self._sample(plan, inputs, hidden)
-            scores = tuple(self._score(plan, score, inputs, hidden) for score in plan.scores)
+        tokens, logprobs, scores = self._compute(plan)
         if len(plan.copies):
             self.pool.copy_pages(plan.copies[:, 0], plan.copies[:, 1])
         return StepResult(plan.step, tokens, logprobs, scores, time.perf_counter() - began)
@@ -79,9 +74,16 @@ class Runner:
         """Give the pool back."""
         self.pool.close()
 
-    def _sample(
-        self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor
-    ) -> tuple[np.ndarray, tuple[TokenLogprobs | None, ...]]:
+    def _compute(self, plan: StepPlan) -> tuple[np.ndarray, tuple[TokenLogprobs | None, ...], tuple[PromptScores, ...]]:
+        """Forward, then sample, then score."""
+        if not len(plan.slots):
+            return no_ids(), (), ()
+        inputs = step_inputs(plan, self.tables, self.page_size)
+        hidden = self.model.forward(inputs.tokens, inputs.positions, self.attention.plan(inputs.attention))
+        tokens, logprobs = self._sample(plan, inputs, hidden)
+        return tokens, logprobs, tuple(self._score(plan, score, inputs, hidden) for score in plan.scores)
+
+    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> tuple[np.ndarray, tuple[TokenLogprobs | None, ...]]:
         """Sample, and put the tokens where the next step reads them."""
         if not len(plan.sample_rows):
             return no_ids(), ()

@@ -1,7 +1,7 @@
 """Choose tokens: a true argmax for greedy rows, a reproducible draw for the others.
 
-Greedy means the largest adjusted logit; no filter has a say. Broken logits (NaN, infinities) still give a token id, never an exception: one bad
-row must not end the server. Called by `Runner.step` on one rank, after the forward.
+Greedy means the largest adjusted logit; no filter has a say. Broken logits (NaN, infinities) still give a token id, never an exception:
+one bad row must not end the server. Called by `Runner.step` on one rank, after the forward.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from radixpd.engine.sampling_state import SamplingState
 __all__ = ["Sampler"]
 
 HUGE = 1e30  # stands in for infinity: large beyond doubt, yet safe to scale
-DRAW_ROWS = 16  # rows drawn at a time: bounds the temporaries of a large vocabulary
+DRAW_ROWS = 4  # rows drawn at a time: larger temporaries leave the cache and fault in fresh memory on every call
 
 
 class Sampler:
@@ -35,11 +35,12 @@ class Sampler:
         `positions[i]` is where the token goes in its sequence; output tokens before it decide `min_new_tokens`, it and the seed the draw.
         """
         best = first_max(logits)
+        peaks: np.ndarray = logits.numpy()[np.arange(len(best)), best]
         # A NaN counts as the maximum, so a finite maximum proves that its row has neither NaN nor infinity.
-        if not np.isfinite(logits.numpy()[np.arange(len(best)), best]).all():
+        if not np.isfinite(peaks).all():
             logits = logits.nan_to_num(nan=-HUGE, posinf=HUGE, neginf=-HUGE)
             best = first_max(logits)
-        tokens = best[which].astype(np.int32)
+        tokens: np.ndarray = best[which].astype(np.int32)
         shaped = np.flatnonzero(~self.state.plain[slots])
         for rows in (shaped[start : start + DRAW_ROWS] for start in range(0, len(shaped), DRAW_ROWS)):
             tokens[rows] = self._shape_and_choose(logits[torch.from_numpy(which[rows])], slots[rows], positions[rows])
@@ -71,4 +72,5 @@ class Sampler:
 
 def first_max(logits: torch.Tensor) -> np.ndarray:
     """Index of each row's first maximum. NumPy's argmax is several times faster than torch's on a CPU."""
-    return logits.numpy().argmax(axis=-1)
+    best: np.ndarray = logits.numpy().argmax(axis=-1)
+    return best

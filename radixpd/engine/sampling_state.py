@@ -1,7 +1,7 @@
 """Sampling parameters of every slot, laid out as arrays so that a batch is read by one index, plus the few slots that need more.
 
-Invariant: whatever a slot's next token depends on is set by `begin` and `record` alone; randomness is (seed, position), never a generator, so
-a token is the same alone, in any batch, and after a retraction. Held by `Sampler`.
+Invariant: whatever a slot's next token depends on is set by `begin` and `record` alone; randomness is (seed, position), never a generator,
+so a token is the same alone, in any batch, and after a retraction. Held by `Sampler`.
 """
 
 from __future__ import annotations

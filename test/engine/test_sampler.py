@@ -8,7 +8,7 @@ import torch
 
 from radixpd.core.request import SamplingParams
 from radixpd.core.step import SlotBegin
-from radixpd.engine.draw import cut_top_p
+from radixpd.engine.draw import least_of_top_p
 from radixpd.engine.sampler import Sampler
 
 VOCAB = 300
@@ -34,9 +34,7 @@ def run(logits: torch.Tensor, params: SamplingParams, *, steps: int = 1, prompt:
     sampler = sampler_of(start)
     first = len(start.tokens)
     zero = np.zeros(1, dtype=np.int64)
-    return [
-        int(sampler.sample(logits[None], which=zero, slots=zero, positions=np.array([first + step]))[0]) for step in range(steps)
-    ]
+    return [int(sampler.sample(logits[None], which=zero, slots=zero, positions=np.array([first + step]))[0]) for step in range(steps)]
 
 
 @pytest.fixture
@@ -107,12 +105,12 @@ def test_filters_keep_ties():
 def test_top_p_beyond_the_usual_nucleus_is_exact():
     # A nearly flat distribution over a large vocabulary: the nucleus is larger than what is looked at first.
     probs = torch.softmax(torch.randn(3, 5000, generator=torch.Generator().manual_seed(1)) * 0.1, dim=-1)
-    kept = cut_top_p(probs, torch.tensor([0.9, 0.01, 0.5], dtype=torch.float64))
+    least = least_of_top_p(probs, torch.tensor([0.9, 0.01, 0.5], dtype=torch.float64))
     for row, share in zip(range(3), (0.9, 0.01, 0.5), strict=True):
         order = probs[row].sort(descending=True).indices
         mass = probs[row][order].double().cumsum(0)
         count = int((mass < share * mass[-1]).sum()) + 1
-        assert set(kept[row].nonzero()[:, 0].tolist()) == set(order[:count].tolist())
+        assert set((probs[row] >= least[row]).nonzero()[:, 0].tolist()) == set(order[:count].tolist())
 
 
 def test_sampled_shares_follow_the_distribution(logits):
@@ -217,7 +215,9 @@ def test_a_rows_token_is_the_same_alone_and_in_any_batch(threads):
         for slot in range(count):
             alone = sampler_of(begins[slot])
             for step in range(steps):
-                one = alone.sample(rows[slot : slot + 1], which=np.zeros(1, dtype=int), slots=np.array([slot]), positions=np.array([3 + step]))
+                one = alone.sample(
+                    rows[slot : slot + 1], which=np.zeros(1, dtype=int), slots=np.array([slot]), positions=np.array([3 + step])
+                )
                 assert one[0] == batched[step][slot]
     finally:
         torch.set_num_threads(before)
@@ -240,7 +240,9 @@ def test_a_slot_forgets_its_last_request(logits):
     assert sampler.sample(loop[None], which=zero, slots=zero, positions=np.array([3]))[0] == 200
 
 
-@pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), assorted(1), assorted(4), SamplingParams(top_p=0.9, top_k=20, min_p=0.1)])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(temperature=0.0), assorted(1), assorted(4), SamplingParams(top_p=0.9, top_k=20, min_p=0.1)]
+)
 def test_broken_logits_give_a_token_and_a_nan_never_wins(params, logits):
     broken = pulled(logits, 200)
     broken[17] = torch.nan

@@ -89,5 +89,5 @@ def test_a_refusing_system_is_a_config_error_too(monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", refuse)
-    with pytest.raises(ConfigError, match="No space left on device.*--max-total-tokens"):
+    with pytest.raises(ConfigError, match=r"No space left on device.*--max-total-tokens"):
         Pool(LAYOUT, 5)
