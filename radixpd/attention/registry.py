@@ -9,7 +9,7 @@ import torch
 from radixpd.attention.base import AttentionBackend
 from radixpd.errors import ConfigError
 
-__all__ = ["BACKENDS", "create"]
+__all__ = ["BACKENDS", "build_attention"]
 
 Factory = Callable[[Sequence[torch.Tensor], int, int], AttentionBackend]
 
@@ -23,7 +23,7 @@ def _torch_native(pools: Sequence[torch.Tensor], heads: int, head_dim: int) -> A
 BACKENDS: dict[str, Factory] = {"torch_native": _torch_native}
 
 
-def create(name: str, pools: Sequence[torch.Tensor], *, heads: int, head_dim: int) -> AttentionBackend:
+def build_attention(name: str, pools: Sequence[torch.Tensor], *, heads: int, head_dim: int) -> AttentionBackend:
     """Build backend `name` over one pool tensor per layer; `heads` counts this rank's query heads."""
     if name not in BACKENDS:
         raise ConfigError(f"--attention-backend {name} is not known (known: {', '.join(BACKENDS)})")
