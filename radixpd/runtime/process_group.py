@@ -1,0 +1,185 @@
+"""The children of one server: start, watch, drain, end. Knows processes and signals, nothing of models or requests.
+
+States: running -> draining (a signal arrived: the API finishes its requests, then all exit) or failing (a child died: the API tells its
+clients, then all are killed). Invariants: `watch` waits only in one `select` (exits by pidfd, signals by wake-up fd, one deadline), and
+after `close` no child is left. Called by the supervisor, in the main thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+import msgspec
+
+from radixpd.runtime.child import EXIT_CONFIG, EXIT_FAILED, EXIT_START, Launch
+
+__all__ = ["API", "ProcessGroup"]
+
+API = "api"  # the child that is told first, in draining and in failing
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+FAIL_GRACE = 3.0  # seconds for the API to answer open requests with an error
+DRAIN_GRACE = 10.0  # on top of the drain timeout, for what follows the drain
+LAST_GRACE = 5.0  # for the other children once the API has ended well: nothing is left to lose
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A running child and its pidfd, which becomes readable when it exits."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    pidfd: int
+
+
+class ProcessGroup:
+    """A context manager: signals are caught from entry on, children die at exit."""
+
+    def __init__(self, *, drain_timeout: float) -> None:
+        self._drain_timeout = drain_timeout
+        self._children: dict[int, Child] = {}  # by pidfd; the ones not reaped yet
+        self._state = "running"
+        self._deadline: float | None = None
+        self._code = EXIT_FAILED  # what watch returns
+
+    def __enter__(self) -> ProcessGroup:
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._waker = socket.socketpair()
+        for end in (self._woken, self._waker):
+            end.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._old_wakeup = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        # Under nohup SIGHUP is ignored, and stays so.
+        caught = [s for s in STOP_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
+        self._old_signals = {s: signal.signal(s, lambda *_: None) for s in caught}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+        for number, handler in self._old_signals.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._old_wakeup)
+        self._selector.close()
+        self._woken.close()
+        self._waker.close()
+
+    def spawn(self, name: str, module: str, launch: Launch, *, pass_fds: tuple[int, ...] = ()) -> int:
+        """Start `python -m module` and hand it its launch record; returns the process id."""
+        # The child inherits the mask: a signal to the process group waits until `child.begin` has decided about it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=pass_fds)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        child = Child(name, process, os.pidfd_open(process.pid))
+        self._children[child.pidfd] = child
+        self._selector.register(child.pidfd, selectors.EVENT_READ)
+        _write_line(child, msgspec.json.encode(replace(launch, parent=os.getpid())))
+        return process.pid
+
+    def watch(self) -> int:
+        """Wait until all children have exited or the deadline has passed; returns the exit code of the server."""
+        while self._children:
+            timeout = None if self._deadline is None else self._deadline - time.monotonic()
+            if timeout is not None and timeout <= 0:
+                if self._state == "draining":
+                    logger.warning("ending what still runs: %s", ", ".join(child.name for child in self._children.values()))
+                break
+            for key, _ in self._selector.select(timeout):
+                if key.fd == self._woken.fileno():
+                    self._signalled()
+                else:
+                    self._exited(key.fd)
+        return self._code
+
+    def close(self) -> None:
+        """Kill and reap every child that is left."""
+        for child in self._children.values():
+            child.process.kill()
+        for pidfd in list(self._children):
+            self._reap(pidfd)
+
+    def _signalled(self) -> None:
+        if not any(number in STOP_SIGNALS for number in self._woken.recv(4096)):
+            return
+        if self._state != "running":
+            logger.warning("second signal: ending at once")
+            self._end_within(0)
+            return
+        logger.info("draining: running requests get %g s", self._drain_timeout)
+        self._state = "draining"
+        self._end_within(self._drain_timeout + DRAIN_GRACE)
+        api = self._api()
+        if api is not None:
+            api.process.terminate()
+
+    def _exited(self, pidfd: int) -> None:
+        child = self._reap(pidfd)
+        code = child.process.returncode
+        # An API process that SIGTERM itself has ended was not up yet: nothing to drain.
+        early = child.name == API and code == -signal.SIGTERM
+        if self._state == "draining" and (code == 0 or early):
+            if child.name == API:
+                self._code = 0
+                self._end_within(0 if early else LAST_GRACE)
+        elif self._state != "failing":
+            self._fail(child.name, code)
+        elif child.name == API:
+            self._end_within(0)
+
+    def _fail(self, name: str, code: int) -> None:
+        self._state = "failing"
+        if code in (EXIT_CONFIG, EXIT_START):
+            # It has said why, in one line, and no request can be open.
+            self._code = code
+            self._end_within(0)
+            return
+        message = f"the {name} process {_how(code)}"
+        logger.error("%s; ending the server", message)
+        self._code = EXIT_FAILED
+        api = self._api()
+        self._end_within(FAIL_GRACE if api else 0)
+        if api is not None:
+            _write_line(api, json.dumps({"failed": message}).encode())
+
+    def _api(self) -> Child | None:
+        return next((child for child in self._children.values() if child.name == API), None)
+
+    def _end_within(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+
+    def _reap(self, pidfd: int) -> Child:
+        child = self._children.pop(pidfd)
+        child.process.wait()
+        if child.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                child.process.stdin.close()
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        return child
+
+
+def _write_line(child: Child, line: bytes) -> None:
+    assert child.process.stdin is not None
+    # A child that is gone already is reported by its pidfd.
+    with contextlib.suppress(BrokenPipeError):
+        child.process.stdin.write(line + b"\n")
+        child.process.stdin.flush()
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    return f"was killed by signal {-code} ({signal.strsignal(-code)})"

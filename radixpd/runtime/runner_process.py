@@ -1,0 +1,91 @@
+"""A model runner process: it owns the tensors of one rank and runs plans in order.
+
+Invariant: one answer per plan, in the order of the plans; it decides nothing. Torch is imported only after `child.begin`, so that the
+process is tied to its parent from its first moment. Started by the supervisor as `python -m radixpd.runtime.runner_process`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from radixpd.config.resolve import from_json
+from radixpd.errors import ConfigError
+from radixpd.kv.layout import KVLayout
+from radixpd.runtime import child
+from radixpd.runtime.links import Addresses, Receiver, Sender
+from radixpd.runtime.messages import Failed, RunnerReady, Shutdown, Step, Stepped, ToRunner
+
+if TYPE_CHECKING:
+    from radixpd.engine.runner import Runner
+
+__all__ = ["main"]
+
+LINGER_MS = 1000
+
+logger = logging.getLogger(__name__)
+
+
+def _load(launch: child.Launch) -> tuple[Runner, RunnerReady]:
+    from radixpd.engine.build import build_runner
+
+    began = time.monotonic()
+    resolved = from_json(launch.resolved)
+    runner = build_runner(resolved)
+    layout = KVLayout(**resolved.layout)
+    ready = RunnerReady(
+        pages=resolved.pages, page_size=resolved.page_size, fingerprint=layout.fingerprint, load_seconds=time.monotonic() - began
+    )
+    return runner, ready
+
+
+def _run_steps(runner: Runner, plans: Receiver[ToRunner], results: Sender) -> None:
+    """Run plans until `Shutdown`, or until the parent is gone."""
+    poller = zmq.Poller()
+    poller.register(plans.socket, zmq.POLLIN)
+    poller.register(child.CONTROL_FD, zmq.POLLIN)
+    while True:
+        if any(socket == child.CONTROL_FD for socket, _ in poller.poll()) and child.parent_is_gone():
+            return
+        for message in plans.drain():
+            match message:
+                case Step(plan):
+                    began = time.perf_counter()
+                    result = runner.step(plan)
+                    results.send(Stepped(replace(result, seconds=result.seconds or time.perf_counter() - began)))
+                case Shutdown():
+                    return
+
+
+def _body(launch: child.Launch) -> int:
+    context: zmq.Context[Any] = zmq.Context()
+    addresses = Addresses(launch.directory)
+    results = Sender(context, addresses.from_runner)
+    plans: Receiver[ToRunner] = Receiver(context, addresses.to_runner(launch.rank), ToRunner, bind=True)
+    try:
+        runner, ready = _load(launch)
+        results.send(ready)
+        _run_steps(runner, plans, results)
+    except ConfigError:
+        raise
+    except Exception as error:
+        # Clients read this message: the kind of error only, the trace is for the log.
+        logger.exception("model runner %d failed", launch.rank)
+        results.send(Failed(f"the model runner failed ({type(error).__name__})"))
+        return child.EXIT_FAILED
+    finally:
+        context.destroy(linger=LINGER_MS)
+    return 0
+
+
+def main() -> None:
+    """Entry point of the process."""
+    child.run("runner", _body)
+
+
+if __name__ == "__main__":
+    main()

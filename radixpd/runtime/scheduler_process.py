@@ -1,0 +1,292 @@
+"""The scheduler process: the brain between its sockets. No torch here.
+
+One turn of the loop: take what the API and the runner sent, plan steps while the brain has one to give, hand out effects. It waits only
+when a turn moved nothing, in one poll. Invariants: one `Batch` per turn, the first `Load` means ready, a step that takes longer than the
+watchdog allows ends the group. Started by the supervisor as `python -m radixpd.runtime.scheduler_process`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import zmq
+
+from radixpd.config.resolve import Resolved, from_json
+from radixpd.core.effects import ClientEffect, Finished, Prefilled, PromptScored, TokensOut
+from radixpd.core.load import LoadSnapshot
+from radixpd.core.scheduler import Scheduler
+from radixpd.errors import EngineFailed
+from radixpd.runtime import child
+from radixpd.runtime.kv_events import Publisher
+from radixpd.runtime.links import Addresses, Receiver, Sender
+from radixpd.runtime.messages import (
+    Abort,
+    Batch,
+    Control,
+    Failed,
+    FromApi,
+    FromRunner,
+    Generate,
+    Load,
+    Reply,
+    RunnerReady,
+    Shutdown,
+    Step,
+    Stepped,
+    Stop,
+)  # fmt: skip
+from radixpd.runtime.step_log import StepLog
+
+__all__ = ["Links", "Loop", "batch", "main"]
+
+LOAD_INTERVAL = 0.05
+LINGER_MS = 1000
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The scheduler's four sockets."""
+
+    from_api: Receiver[FromApi]
+    to_api: Sender
+    from_runner: Receiver[FromRunner]
+    to_runner: Sender
+
+    @staticmethod
+    def open(context: zmq.Context[Any], addresses: Addresses) -> Links:
+        """Bind what the scheduler binds, connect the rest; peers may come later."""
+        return Links(
+            from_api=Receiver(context, addresses.to_scheduler, FromApi, bind=True),
+            to_api=Sender(context, addresses.to_api),
+            from_runner=Receiver(context, addresses.from_runner, FromRunner, bind=True),
+            to_runner=Sender(context, addresses.to_runner(0)),
+        )
+
+
+class Loop:
+    """Runs one scheduler until `Shutdown`. Raises `EngineFailed` when the group must end."""
+
+    def __init__(
+        self, scheduler: Scheduler, links: Links, *, resolved: Resolved, events: Publisher | None, runner_pids: tuple[int, ...] = ()
+    ) -> None:
+        self._scheduler = scheduler
+        self._links = links
+        self._events = events
+        self._runner_pids = runner_pids
+        self._pages = resolved.pages
+        self._seed = resolved.seed
+        self._watchdog = resolved.settings.server.watchdog_timeout
+        self._log = StepLog(resolved.settings.scheduler.decode_log_interval)
+        self._ready = False
+        self._stopping = False
+        self._plans = 0
+        self._progress = 0.0  # when the runner last answered, or got work after a pause
+        self._load: LoadSnapshot | None = None  # as last sent
+        self._load_sent = 0.0
+        self._load_stale = False
+        self._poller = zmq.Poller()
+        for socket in (links.from_api.socket, links.from_runner.socket, events.replay if events else None, child.CONTROL_FD):
+            if socket is not None:
+                self._poller.register(socket, zmq.POLLIN)
+
+    def run(self) -> None:
+        """Turn until the API says `Shutdown` and everything queued has finished."""
+        while not (self._stopping and self._is_finished()):
+            if not self.turn(time.monotonic()):
+                self._wait()
+        self._links.to_runner.send(Shutdown())
+
+    def turn(self, now: float) -> bool:
+        """Do everything that can be done without waiting; whether that was anything."""
+        moved = self._take_from_api(now)
+        moved |= self._take_from_runner(now)
+        moved |= self._plan(now)
+        self._hand_out()
+        self._load_stale |= moved
+        self._send_load(now)
+        self._check_watchdog(now)
+        return moved
+
+    def _take_from_api(self, now: float) -> bool:
+        moved = False
+        for message in self._links.from_api.drain():
+            moved = True
+            match message:
+                case Generate():
+                    self._scheduler.arrive(
+                        message.rids,
+                        message.prompt,
+                        message.params,
+                        namespace=message.namespace,
+                        priority=message.priority,
+                        now=min(message.arrived, now),
+                    )
+                case Abort(rid, text, status):
+                    self._scheduler.abort(rid, text, status, now)
+                case Stop(rid, keep, matched):
+                    self._scheduler.stop(rid, keep, matched, now)
+                case Control(number, action):
+                    self._links.to_api.send(self._answer(number, action))
+                case Shutdown():
+                    self._stopping = True
+        return moved
+
+    def _answer(self, number: int, action: str) -> Reply:
+        match action:
+            case "flush_cache":
+                return Reply(number, {}, "" if self._scheduler.flush() else "requests are running")
+            case "state":
+                return Reply(number, self._scheduler.state())
+            case _:
+                return Reply(number, {}, f"unknown action {action}")
+
+    def _take_from_runner(self, now: float) -> bool:
+        moved = False
+        for message in self._links.from_runner.drain():
+            moved = True
+            match message:
+                case Stepped(result):
+                    self._scheduler.apply(result, now)
+                    self._progress = now
+                case RunnerReady(pages):
+                    if pages != self._pages:
+                        raise EngineFailed(f"the model runner has {pages} KV pages where {self._pages} were decided")
+                    logger.info("the model runner is ready after %.1f s", message.load_seconds)
+                    self._ready = True
+                case Failed(text):
+                    raise EngineFailed(text)
+        return moved
+
+    def _plan(self, now: float) -> bool:
+        if not self._ready:
+            return False
+        moved = False
+        while (plan := self._scheduler.plan(now, self._seed + self._plans)) is not None:
+            if self._scheduler.in_flight <= 1:
+                self._progress = now
+            self._links.to_runner.send(Step(plan))
+            self._plans += 1
+            self._log.planned(self._scheduler, now)
+            moved = True
+        if self._scheduler.in_flight == 0:
+            self._log.idle()
+        return moved
+
+    def _hand_out(self) -> None:
+        effects = self._scheduler.drain()
+        if effects.client:
+            self._links.to_api.send(batch(effects.client))
+        if self._events is not None:
+            self._events.publish(effects.cache, unix_time=time.time())
+            self._events.answer_replays()
+
+    def _send_load(self, now: float) -> None:
+        due = self._scheduler.in_flight == 0 or now - self._load_sent >= LOAD_INTERVAL
+        if not (self._ready and self._load_stale and due):
+            return
+        self._load_stale = False
+        load = self._scheduler.load()
+        if load != self._load:
+            self._links.to_api.send(Load(load))
+            self._load, self._load_sent = load, now
+
+    def _check_watchdog(self, now: float) -> None:
+        if self._scheduler.in_flight == 0 or now - self._progress < self._watchdog:
+            return
+        for pid in self._runner_pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR2)
+        raise EngineFailed(f"the model runner has not answered for {self._watchdog:g} s (--watchdog-timeout)")
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        waits = []
+        if self._scheduler.in_flight:
+            waits.append(self._progress + self._watchdog - now)
+        if self._ready and self._load_stale:
+            waits.append(self._load_sent + LOAD_INTERVAL - now)
+        # Rounded up: a timeout of 0 ms just before a deadline would spin.
+        timeout = max(0, int(min(waits) * 1000) + 1) if waits else None
+        if any(socket == child.CONTROL_FD for socket, _ in self._poller.poll(timeout)) and child.parent_is_gone():
+            raise EngineFailed("the supervisor is gone")
+
+    def _is_finished(self) -> bool:
+        load = self._scheduler.load()
+        return self._scheduler.in_flight == 0 and load.running + load.waiting + load.parked == 0
+
+
+def batch(effects: Iterable[ClientEffect]) -> Batch:
+    """Client effects by kind, each kind in the order it happened."""
+    prefilled: list[Prefilled] = []
+    scored: list[PromptScored] = []
+    tokens: list[TokensOut] = []
+    finished: list[Finished] = []
+    for effect in effects:
+        match effect:
+            case Prefilled():
+                prefilled.append(effect)
+            case PromptScored():
+                scored.append(effect)
+            case TokensOut():
+                tokens.append(effect)
+            case Finished():
+                finished.append(effect)
+    return Batch(tuple(prefilled), tuple(scored), tuple(tokens), tuple(finished))
+
+
+def _publisher(context: zmq.Context[Any], resolved: Resolved) -> Publisher | None:
+    asked = resolved.kv_events
+    if asked is None:
+        return None
+    return Publisher(
+        context,
+        endpoint=asked.endpoint,
+        replay_endpoint=asked.replay_endpoint,
+        topic=asked.topic,
+        page_size=resolved.page_size,
+    )
+
+
+def _body(launch: child.Launch) -> int:
+    resolved = from_json(launch.resolved)
+    context: zmq.Context[Any] = zmq.Context()
+    try:
+        links = Links.open(context, Addresses(launch.directory))
+        events = _publisher(context, resolved)
+        scheduler = Scheduler(
+            resolved.settings.scheduler,
+            resolved.settings.cache,
+            pages=resolved.pages,
+            context_length=resolved.context_length,
+            eos_ids=resolved.eos_ids,
+            # Page hashes are equal where the KV is: same shape of model, same precision.
+            fingerprint=f"{resolved.model} {resolved.dtype}",
+        )
+        try:
+            Loop(scheduler, links, resolved=resolved, events=events, runner_pids=launch.runner_pids).run()
+        except (EngineFailed, msgspec.MsgspecError) as error:
+            logger.error("ending the server: %s", error)
+            links.to_api.send(Failed(str(error) if isinstance(error, EngineFailed) else "a message between processes was damaged"))
+            return child.EXIT_FAILED
+        return 0
+    finally:
+        context.destroy(linger=LINGER_MS)
+
+
+def main() -> None:
+    """Entry point of the process."""
+    child.run("scheduler", _body)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The parent process: takes the port, prepares the model, decides every setting, starts the children and watches them.
+
+Order matters: the port is bound and listening before weights load, everything that can be refused is refused before a child starts, and
+every path out removes the private directory and leaves no child. Called by `launch_server` with the children's module names, so that
+nothing here imports upward.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from radixpd.config.resolve import Resolved, read_machine_facts, read_model_facts, resolve, to_json
+from radixpd.config.settings import Settings
+from radixpd.errors import ConfigError
+from radixpd.runtime.child import EXIT_CONFIG, Launch, log_to_stderr
+from radixpd.runtime.model_files import prepare_in_child
+from radixpd.runtime.process_group import API, ProcessGroup
+
+__all__ = ["bind", "private_directory", "serve", "start"]
+
+BACKLOG = 1024
+LONGEST_IPC_DIRECTORY = 80  # a socket's path may have 107 bytes in all
+
+logger = logging.getLogger(__name__)
+
+
+def serve(settings: Settings, *, entries: dict[str, str]) -> int:
+    """Run a server until it is told to stop or fails; returns the exit code. `entries`: module names of api, scheduler and runner."""
+    log_to_stderr("supervisor", settings.server.log_level)
+    try:
+        with bind(settings.server.host, settings.server.port) as listener:
+            resolved = _decide(settings)
+            for note in resolved.notes:
+                logger.info("%s", note)
+            with private_directory() as directory, ProcessGroup(drain_timeout=settings.server.drain_timeout) as group:
+                start(group, entries, resolved=to_json(resolved), directory=directory, listener=listener, settings=settings)
+                return group.watch()
+    except ConfigError as error:
+        print(" ".join(str(error).split()), file=sys.stderr, flush=True)
+        return EXIT_CONFIG
+    except KeyboardInterrupt:
+        # Before the group exists there is nothing to drain.
+        return 130
+
+
+def start(
+    group: ProcessGroup, entries: dict[str, str], *, resolved: str, directory: str, listener: socket.socket, settings: Settings
+) -> None:
+    """Start the children of one server. The runner comes first: it takes longest, and the scheduler is told its process id."""
+    launch = Launch(resolved=resolved, directory=directory, parent=0, log_level=settings.server.log_level)
+    runner = group.spawn("runner", entries["runner"], launch)
+    group.spawn("scheduler", entries["scheduler"], replace(launch, runner_pids=(runner,)))
+    fd = listener.fileno()
+    group.spawn(API, entries["api"], replace(launch, listen_fd=fd), pass_fds=(fd,))
+    # The API's copy is the only one, so that clients see the port close when it goes.
+    listener.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening TCP socket. It listens at once: on Linux a port that is only bound can still be taken by another server."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(f"--host {host}: {error.strerror}") from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {port} on {host} is in use: stop what listens there or choose another with --port") from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(f"--host {host} is not an address of this machine") from None
+        raise ConfigError(f"cannot listen on port {port} of {host} (--port, --host): {error.strerror}") from None
+    return listener
+
+
+@contextmanager
+def private_directory() -> Iterator[str]:
+    """A 0700 directory for the links, removed at the end."""
+    base = tempfile.gettempdir()
+    if len(base) > LONGEST_IPC_DIRECTORY:
+        raise ConfigError(f"TMPDIR is too long for a socket's path: {len(base)} characters, at most {LONGEST_IPC_DIRECTORY}")
+    directory = tempfile.mkdtemp(prefix="radixpd-", dir=base)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _decide(settings: Settings) -> Resolved:
+    files = prepare_in_child(settings.model)
+    return resolve(
+        settings,
+        directory=files.directory,
+        tokenizer_directory=files.tokenizer_directory,
+        model=read_model_facts(files.directory),
+        machine=read_machine_facts(),
+        seed=secrets.randbits(62),
+    )

@@ -1,0 +1,47 @@
+"""Stands in for the API process: drains on SIGTERM, prints what it is told on the control pipe."""
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+from radixpd.runtime import child
+
+
+def say(line: str) -> None:
+    """One write: lines of several processes do not mix."""
+    os.write(1, f"{line}\n".encode())
+
+
+def body(launch: child.Launch) -> int:
+    if os.environ.get("FAKE") == "early api":
+        say(f"api {os.getpid()}")
+        signal.pause()
+    woken, waker = socket.socketpair()
+    waker.setblocking(False)
+    signal.set_wakeup_fd(waker.fileno())
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    listening = socket.socket(fileno=launch.listen_fd)
+    say(f"api {os.getpid()} {listening.getsockname()[1]}")
+    while True:
+        ready, _, _ = select.select([woken, child.CONTROL_FD], [], [])
+        if woken in ready:
+            woken.recv(100)
+            say("draining")
+            if os.environ.get("FAKE") == "stuck api":
+                continue
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"shutdown", f"{launch.directory}/scheduler")
+            return 0
+        line = os.read(child.CONTROL_FD, 65536)
+        if not line:
+            return 1
+        say("told " + json.loads(line)["failed"])
+        if os.environ.get("FAKE") != "deaf api":
+            return 1
+
+
+if __name__ == "__main__":
+    assert "torch" not in sys.modules
+    child.run("api", body, keep_sigterm=True)

@@ -1,0 +1,25 @@
+"""A supervisor without a model: the real group, the fake children. Arguments: drain timeout, fail grace, drain grace."""
+
+import socket
+import sys
+
+from radixpd.config.settings import ServerSettings, Settings
+from radixpd.runtime import process_group, supervisor
+from radixpd.runtime.child import log_to_stderr
+
+ENTRIES = {"api": "fake_api", "scheduler": "fake_worker", "runner": "fake_worker"}
+
+
+def main() -> int:
+    drain, process_group.FAIL_GRACE, process_group.DRAIN_GRACE = map(float, sys.argv[1:4])
+    settings = Settings(server=ServerSettings(drain_timeout=drain))
+    log_to_stderr("supervisor", "info")
+    listener: socket.socket = supervisor.bind("127.0.0.1", 0)
+    with supervisor.private_directory() as directory, process_group.ProcessGroup(drain_timeout=drain) as group:
+        print("directory", directory, flush=True)
+        supervisor.start(group, ENTRIES, resolved="{}", directory=directory, listener=listener, settings=settings)
+        return group.watch()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""The group of processes, with real processes that stand in for the real ones: who dies, who is told, what is left."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FAKES = Path(__file__).parent / "fake_children"
+CHILDREN = ("runner", "scheduler", "api")
+SECONDS = 20
+
+
+@dataclass
+class Host:
+    """A running group: its process, its private directory, and per child a pidfd and what it said."""
+
+    process: subprocess.Popen[str]
+    directory: Path
+    pidfds: dict[str, int]
+    pids: dict[str, int]
+    port: int
+
+    def end(self, seconds: float = SECONDS) -> tuple[int, str, str]:
+        """Exit code, standard output and error, once the host has exited."""
+        out, err = self.process.communicate(timeout=seconds)
+        return self.process.returncode, out, err
+
+    def children_are_gone(self, seconds: float = SECONDS) -> bool:
+        """Whether every child exits in time (a pidfd is readable once its process has)."""
+        return all(select.select([pidfd], [], [], seconds)[0] for pidfd in self.pidfds.values())
+
+
+Start = Callable[..., Host]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a group with short graces; whatever a test leaves is killed."""
+    hosts: list[Host] = []
+
+    def launch(fake: str = "", *, drain: float = 60, fail_grace: float = 3, drain_grace: float = 10, wait: bool = True) -> Host:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "host", str(drain), str(fail_grace), str(drain_grace)],
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{FAKES}", "FAKE": fake, "TMPDIR": str(tmp_path)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        host = Host(process, Path(read_line(process).split()[1]), {}, {}, 0)
+        hosts.append(host)
+        while wait and set(host.pids) != set(CHILDREN):
+            name, pid, *port = read_line(process).split()
+            host.pids[name] = int(pid)
+            host.pidfds[name] = os.pidfd_open(int(pid))
+            host.port = int(port[0]) if port else host.port
+        return host
+
+    yield launch
+    for host in hosts:
+        host.process.kill()
+        host.process.wait(SECONDS)
+        for pidfd in host.pidfds.values():
+            os.close(pidfd)
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    """One line, byte by byte: what follows stays readable for `select` and `communicate`."""
+    assert process.stdout is not None
+    line = b""
+    while not line.endswith(b"\n"):
+        assert select.select([process.stdout], [], [], SECONDS)[0], "the group said nothing"
+        byte = os.read(process.stdout.fileno(), 1)
+        assert byte, "the group ended"
+        line += byte
+    return line.decode().rstrip("\n")
+
+
+@pytest.mark.parametrize("name", CHILDREN)
+def test_the_death_of_one_child_ends_the_group(start: Start, name: str) -> None:
+    host = start()
+    os.kill(host.pids[name], signal.SIGKILL)
+    code, out, err = host.end()
+    assert code == 1
+    assert host.children_are_gone(0)
+    assert not host.directory.exists()
+    assert f"the {name} process was killed by signal 9" in err
+    assert (f"told the {name} process was killed by signal 9" in out) == (name != "api")
+
+
+def test_an_api_that_does_not_react_to_a_failure_is_killed_too(start: Start) -> None:
+    host = start("deaf api", fail_grace=0.3)
+    os.kill(host.pids["runner"], signal.SIGKILL)
+    code, out, _ = host.end()
+    assert code == 1
+    assert "told the runner" in out
+    assert host.children_are_gone(0)
+
+
+def test_children_die_with_a_killed_parent(start: Start) -> None:
+    host = start()
+    host.process.kill()
+    assert host.children_are_gone(5)
+
+
+def test_sigterm_drains_and_exits_0(start: Start) -> None:
+    host = start()
+    host.process.terminate()
+    code, out, _ = host.end()
+    assert code == 0
+    assert "draining" in out
+    assert host.children_are_gone(0)
+    assert not host.directory.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_process_group_is_one_drain(start: Start, number: signal.Signals) -> None:
+    host = start()
+    os.killpg(host.process.pid, number)
+    code, out, err = host.end()
+    assert code == 0, err
+    assert "draining" in out
+    assert "Traceback" not in err
+
+
+def test_a_second_signal_ends_at_once(start: Start) -> None:
+    host = start("stuck api")
+    host.process.terminate()
+    assert read_line(host.process) == "draining"
+    host.process.terminate()
+    assert host.end()[0] == 1
+    assert host.children_are_gone(0)
+    assert not host.directory.exists()
+
+
+def test_a_drain_that_takes_too_long_ends(start: Start) -> None:
+    host = start("stuck api", drain=0.2, drain_grace=0.2)
+    host.process.terminate()
+    assert host.end()[0] == 1
+    assert host.children_are_gone(0)
+
+
+def test_an_api_that_is_not_up_yet_has_nothing_to_drain(start: Start) -> None:
+    host = start("early api")
+    host.process.terminate()
+    assert host.end(5)[0] == 0
+    assert host.children_are_gone(0)
+
+
+@pytest.mark.parametrize("name", ["runner", "scheduler"])
+@pytest.mark.parametrize(("fake", "code", "line"), [("config", 2, "--dtype does not fit this machine\n"), ("fail", 3, "no such device\n")])
+def test_a_child_that_cannot_start_ends_the_group_with_its_line(start: Start, name: str, fake: str, code: int, line: str) -> None:
+    host = start(f"{fake} {name}", wait=False)
+    got, _, err = host.end()
+    assert (got, err) == (code, line)
+    assert not host.directory.exists()
+
+
+def test_a_child_that_crashes_leaves_its_trace(start: Start) -> None:
+    host = start("crash runner", wait=False, fail_grace=0.3)
+    code, _, err = host.end()
+    assert code == 1
+    assert "RuntimeError: a bug" in err
+    assert "the runner process exited with code 1" in err
+
+
+def test_a_child_that_exits_0_unasked_is_a_failure(start: Start) -> None:
+    host = start()
+    inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    inbox.sendto(b"shutdown", str(host.directory / "runner"))
+    inbox.close()
+    code, out, _ = host.end()
+    assert code == 1
+    assert "told the runner process exited with code 0" in out
+
+
+def test_sigusr2_dumps_the_stack_and_kills_nobody(start: Start) -> None:
+    host = start()
+    os.kill(host.pids["runner"], signal.SIGUSR2)
+    host.process.terminate()
+    code, _, err = host.end()
+    assert code == 0
+    assert "fake_worker.py" in err
+
+
+def test_the_api_alone_holds_the_port(start: Start) -> None:
+    host = start()
+    socket.create_connection(("127.0.0.1", host.port), timeout=SECONDS).close()
+    os.kill(host.pids["api"], signal.SIGKILL)
+    host.end()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", host.port), timeout=SECONDS)
+
+
+def test_the_private_directory_is_private(start: Start) -> None:
+    assert start().directory.stat().st_mode & 0o777 == 0o700
