@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from radixpd.attention import registry
+from radixpd.attention.registry import build_attention
 from radixpd.config.resolve import Resolved
 from radixpd.engine.device import start_device
 from radixpd.engine.parallel import Solo
@@ -32,7 +32,7 @@ def build_runner(resolved: Resolved) -> Runner:
         parallel=Solo(),
     )
     pool = Pool(layout, resolved.pages)
-    attention = registry.create(resolved.settings.engine.attention_backend, pool.layers, heads=model.heads, head_dim=layout.head_dim)
+    attention = build_attention(resolved.settings.engine.attention_backend, pool.layers, heads=model.heads, head_dim=layout.head_dim)
     return Runner(
         model,
         attention,

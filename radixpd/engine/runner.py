@@ -14,7 +14,7 @@ import torch
 
 from radixpd.attention.base import Attend, AttentionBackend
 from radixpd.core.step import PromptScores, Score, StepPlan, StepResult, TokenLogprobs, no_ids
-from radixpd.engine.inputs import StepInputs, sample_rows
+from radixpd.engine.inputs import StepInputs, sample_rows, step_inputs
 from radixpd.engine.logprobs import score_prompt, token_logprobs
 from radixpd.engine.sampler import Sampler
 from radixpd.engine.tables import Tables
