@@ -112,7 +112,7 @@ def run(name: str, body: Callable[[Launch], int], *, keep_sigterm: bool = False)
     try:
         code = body(launch)
     except ConfigError as error:
-        fail(str(error), code=EXIT_CONFIG)
+        fail(f"radixpd: error: {error}", code=EXIT_CONFIG)
     except Exception:
         logger.exception("%s failed", name)
         code = EXIT_FAILED

@@ -150,5 +150,5 @@ def _bind(context: zmq.Context[Any], kind: int, endpoint: str, *, limit: int) ->
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         socket.close(linger=0)
-        raise ConfigError(f"--kv-events-config: cannot bind {endpoint}: {error.strerror or error}") from None
+        raise ConfigError(f"--kv-events-config: cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}") from None
     return socket

@@ -11,8 +11,8 @@ import errno
 import logging
 import secrets
 import shutil
+import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from dataclasses import replace
 from radixpd.config.resolve import Resolved, read_machine_facts, read_model_facts, resolve, to_json
 from radixpd.config.settings import Settings
 from radixpd.errors import ConfigError
-from radixpd.runtime.child import EXIT_CONFIG, Launch, log_to_stderr
+from radixpd.runtime.child import Launch, log_to_stderr
 from radixpd.runtime.model_files import prepare_in_child
 from radixpd.runtime.process_group import API, ProcessGroup
 
@@ -34,7 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 def serve(settings: Settings, *, entries: dict[str, str]) -> int:
-    """Run a server until it is told to stop or fails; returns the exit code. `entries`: module names of api, scheduler and runner."""
+    """Run a server until it is told to stop or fails; returns the exit code.
+
+    `entries`: module names of api, scheduler and runner. What does not fit is a `ConfigError` before any of them starts.
+    """
     log_to_stderr("supervisor", settings.server.log_level)
     try:
         with bind(settings.server.host, settings.server.port) as listener:
@@ -44,12 +47,9 @@ def serve(settings: Settings, *, entries: dict[str, str]) -> int:
             with private_directory() as directory, ProcessGroup(drain_timeout=settings.server.drain_timeout) as group:
                 start(group, entries, resolved=to_json(resolved), directory=directory, listener=listener, settings=settings)
                 return group.watch()
-    except ConfigError as error:
-        print(" ".join(str(error).split()), file=sys.stderr, flush=True)
-        return EXIT_CONFIG
     except KeyboardInterrupt:
-        # Before the group exists there is nothing to drain.
-        return 130
+        # Only before the group exists, when there is nothing to drain.
+        return 128 + signal.SIGINT
 
 
 def start(

@@ -155,7 +155,9 @@ def test_an_api_that_is_not_up_yet_has_nothing_to_drain(start: Start) -> None:
 
 
 @pytest.mark.parametrize("name", ["runner", "scheduler"])
-@pytest.mark.parametrize(("fake", "code", "line"), [("config", 2, "--dtype does not fit this machine\n"), ("fail", 3, "no such device\n")])
+@pytest.mark.parametrize(
+    ("fake", "code", "line"), [("config", 2, "radixpd: error: --dtype does not fit this machine\n"), ("fail", 3, "no such device\n")]
+)
 def test_a_child_that_cannot_start_ends_the_group_with_its_line(start: Start, name: str, fake: str, code: int, line: str) -> None:
     host = start(f"{fake} {name}", wait=False)
     got, _, err = host.end()

@@ -1,0 +1,74 @@
+"""The supervisor's refusals: what does not fit is one line and exit code 2, before anything heavy happens."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from radixpd.errors import ConfigError
+from radixpd.runtime.supervisor import bind, private_directory
+
+ROOT = Path(__file__).parents[2]
+
+
+def launch(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "radixpd.launch_server", *argv]
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT), **env}, timeout=60, check=False
+    )
+
+
+def test_a_busy_port_is_refused_before_the_model_is_looked_at(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = launch("--model-path", "/no/such/model", "--port", str(port), TMPDIR=str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        f"radixpd: error: port {port} on 127.0.0.1 is in use: stop what listens there or choose another with --port"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_model_path_is_one_line(tmp_path: Path) -> None:
+    done = launch("--model-path", "/no/such/model", "--port", "0", TMPDIR=str(tmp_path))
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "/no/such/model" in line
+    assert "--model-path" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bind_listens_at_once_and_refuses_in_no_time() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        began = time.monotonic()
+        with pytest.raises(ConfigError, match=f"port {port} .*--port"):
+            bind("127.0.0.1", port)
+        assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no such host"])
+def test_a_wrong_host_names_its_flag(host: str) -> None:
+    with pytest.raises(ConfigError, match="--host"):
+        bind(host, 0)
+
+
+def test_the_private_directory_goes_on_every_path() -> None:
+    with pytest.raises(KeyError), private_directory() as directory:
+        assert Path(directory).stat().st_mode & 0o777 == 0o700
+        raise KeyError
+    assert not Path(directory).exists()
+
+
+def test_a_long_tmpdir_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 100)
+    with pytest.raises(ConfigError, match="TMPDIR"), private_directory():
+        pass
