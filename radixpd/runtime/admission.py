@@ -1,0 +1,310 @@
+"""The one admission function: every route's request becomes an `Ask`, or a `BadRequest` that names the field and the range.
+
+All ranges are closed and finite, all lists are capped; what passes here cannot hurt the engine. Routes translate their own names into the
+native ones (`Sampling`, `Options`) and hand over `names`, so that an error speaks of the field that the client wrote. Whether a prompt fits
+the context is known only after tokenizing: the tokenizer manager checks that. Called by the routes and by the offline interface.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from radixpd.core.page_hash import namespace
+from radixpd.core.request import LogprobParams, SamplingParams
+from radixpd.errors import BadRequest
+
+__all__ = ["Ask", "Limits", "Options", "Sampling", "admit", "read", "refuse_later"]
+
+MAX_SAMPLES = 128
+MAX_TOP_LOGPROBS = 128
+MAX_LIST = 128  # stop strings, stop token ids, token_ids_logprob
+MAX_STOP_LENGTH = 1024
+MAX_BIAS = 1024
+MAX_NAME = 1024  # characters of rid, extra_key, cache_salt
+TOKENS = 2**31 - 1
+GREEDY_BELOW = 1e-6
+
+RANGES: dict[str, tuple[float, float]] = {
+    "max_new_tokens": (0, TOKENS),
+    "min_new_tokens": (0, TOKENS),
+    "temperature": (0, 100),
+    "top_p": (1e-6, 1),
+    "top_k": (-1, TOKENS),
+    "min_p": (0, 1),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 10),
+    "n": (1, MAX_SAMPLES),
+    "sampling_seed": (-(2**63), 2**63 - 1),
+    "seed": (-(2**63), 2**63 - 1),
+    "priority": (-(2**31), 2**31 - 1),
+    "logprob_start_len": (-1, TOKENS),
+    "top_logprobs_num": (0, MAX_TOP_LOGPROBS),
+}
+LATER = frozenset(
+    [
+        "json_schema",
+        "regex",
+        "ebnf",
+        "structural_tag",
+        "custom_params",
+        "stop_regex",
+        "stream_interval",
+        "lora_path",
+        "session_params",
+        "image_data",
+        "video_data",
+        "audio_data",
+        "modalities",
+        "input_embeds",
+        "custom_logit_processor",
+        "return_hidden_states",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "routed_dp_rank",
+        "data_parallel_rank",
+        "disagg_prefill_dp_rank",
+        "return_prompt_token_ids",
+    ]
+)
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+class Sampling(msgspec.Struct, kw_only=True):
+    """Sampling parameters under their native names; null means the default."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[Any, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    sampling_seed: int | None = None
+    seed: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """What else one prompt may ask for."""
+
+    rid: str | None = None
+    priority: int | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    token_ids_logprob: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What this server can hold."""
+
+    vocab_size: int
+    context_length: int
+    pool_tokens: int
+    max_running: int
+
+    @property
+    def longest(self) -> int:
+        """Prompt plus output of one request."""
+        return min(self.context_length, self.pool_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One admitted prompt. `clamp`: the output limit is a default, to be cut to what fits; `seeded`: the client chose the seed;
+    `special`: a text prompt gets the tokenizer's own first tokens; `names`: native name -> the name that the client used."""
+
+    prompt: str | np.ndarray
+    params: SamplingParams
+    special: bool
+    clamp: bool
+    seeded: bool
+    rid: str | None
+    priority: int
+    namespace: bytes
+    skip_special: bool
+    keep_stop: bool
+    names: Mapping[str, str]
+
+
+def admit(
+    prompt: str | list[int],
+    sampling: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    limits: Limits,
+    names: Mapping[str, str],
+    default_tokens: int = 128,
+    special: bool = True,
+) -> Ask:
+    """Validate everything about one prompt. `default_tokens` is the output limit of a request that gives none."""
+    wish, extra = read(Sampling, sampling, names), read(Options, options, names)
+    for part in (wish, extra):
+        _check_ranges(part, names)
+    if wish.spaces_between_special_tokens is False:
+        raise BadRequest("spaces_between_special_tokens: false is not offered", param="spaces_between_special_tokens")
+    parts = {tag: value for tag in ("extra_key", "cache_salt") if (value := _name(extra, tag, names))}
+    return Ask(
+        prompt=prompt if isinstance(prompt, str) else _prompt_ids(prompt, limits, names),
+        params=_params(wish, _logprobs(extra, limits, names), limits=limits, names=names, default_tokens=default_tokens),
+        special=special,
+        clamp=wish.max_new_tokens is None,
+        seeded=wish.sampling_seed is not None or wish.seed is not None,
+        rid=_name(extra, "rid", names),
+        priority=extra.priority or 0,
+        namespace=namespace(parts),
+        skip_special=wish.skip_special_tokens is not False,
+        keep_stop=wish.no_stop_trim is True,
+        names=names,
+    )
+
+
+def read(kind: type[Struct], body: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Struct:
+    """`body` as a struct, with strict types."""
+    try:
+        return msgspec.convert(dict(body), kind)
+    except msgspec.ValidationError as error:
+        found = re.search(r"(.*?) - at `\$\.?(.*)`$", str(error), re.DOTALL)
+        if found is None:
+            raise BadRequest(str(error)) from None
+        path = found[2]
+        top = re.split(r"[.\[]", path, maxsplit=1)[0]
+        shown = (names or {}).get(top, top)
+        raise BadRequest(f"{shown}{path[len(top) :]}: {found[1]}", param=shown) from None
+
+
+def refuse_later(body: Mapping[str, Any]) -> None:
+    """Fields of features that this server does not have, unless they ask for nothing."""
+    for name in LATER & body.keys():
+        if body[name] not in (None, False, "", [], {}):
+            raise BadRequest(f"{name} is not served by this server", param=name, code="unsupported_field")
+
+
+def _check_ranges(part: msgspec.Struct, names: Mapping[str, str]) -> None:
+    for name in part.__struct_fields__:
+        value = getattr(part, name)
+        if value is None or name not in RANGES:
+            continue
+        low, high = RANGES[name]
+        # A NaN fails both comparisons.
+        if not low <= value <= high:
+            shown = names.get(name, name)
+            raise BadRequest(f"{shown} must be between {low} and {high}, got {value}", param=shown)
+
+
+def _params(
+    wish: Sampling, logprobs: LogprobParams | None, *, limits: Limits, names: Mapping[str, str], default_tokens: int
+) -> SamplingParams:
+    most, least = wish.max_new_tokens, wish.min_new_tokens or 0
+    if most is not None and least > most:
+        shown = names.get("min_new_tokens", "min_new_tokens")
+        raise BadRequest(f"{shown} must be at most {names.get('max_new_tokens', 'max_new_tokens')} ({most}), got {least}", param=shown)
+    samples = wish.n or 1
+    if samples > limits.max_running:
+        raise BadRequest(f"n must be at most {limits.max_running}, the requests that run at once here, got {samples}", param="n")
+    temperature = 1.0 if wish.temperature is None else wish.temperature
+    greedy = temperature < GREEDY_BELOW or wish.top_k == 1
+    seed = wish.seed if wish.sampling_seed is None else wish.sampling_seed
+    return SamplingParams(
+        max_new_tokens=default_tokens if most is None else most,
+        min_new_tokens=least,
+        temperature=0.0 if greedy else temperature,
+        top_p=1.0 if wish.top_p is None else wish.top_p,
+        top_k=wish.top_k or -1,
+        min_p=wish.min_p or 0.0,
+        frequency_penalty=wish.frequency_penalty or 0.0,
+        presence_penalty=wish.presence_penalty or 0.0,
+        repetition_penalty=1.0 if wish.repetition_penalty is None else wish.repetition_penalty,
+        logit_bias=_bias(wish, limits, names),
+        stop=_stop(wish, names),
+        stop_token_ids=_ids(wish.stop_token_ids or [], "stop_token_ids", limits, names),
+        ignore_eos=wish.ignore_eos is True,
+        n=samples,
+        seed=seed or 0,
+        logprobs=logprobs,
+    )
+
+
+def _logprobs(extra: Options, limits: Limits, names: Mapping[str, str]) -> LogprobParams | None:
+    ids = _ids(extra.token_ids_logprob or [], "token_ids_logprob", limits, names)
+    top = extra.top_logprobs_num or 0
+    if not extra.return_logprob:
+        return None
+    start = -1 if extra.logprob_start_len is None else extra.logprob_start_len
+    return LogprobParams(top=min(top, limits.vocab_size), start=start, token_ids=ids)
+
+
+def _ids(ids: list[int], name: str, limits: Limits, names: Mapping[str, str]) -> tuple[int, ...]:
+    shown = names.get(name, name)
+    if len(ids) > MAX_LIST:
+        raise BadRequest(f"{shown} may hold at most {MAX_LIST} ids, got {len(ids)}", param=shown)
+    for token in ids:
+        if not 0 <= token < limits.vocab_size:
+            raise BadRequest(f"{shown}: ids must be between 0 and {limits.vocab_size - 1}, got {token}", param=shown)
+    return tuple(ids)
+
+
+def _bias(wish: Sampling, limits: Limits, names: Mapping[str, str]) -> tuple[tuple[int, float], ...]:
+    bias = wish.logit_bias or {}
+    if len(bias) > MAX_BIAS:
+        raise BadRequest(f"logit_bias may hold at most {MAX_BIAS} entries, got {len(bias)}", param="logit_bias")
+    pairs: dict[int, float] = {}
+    for key, value in bias.items():
+        if not re.fullmatch(r"[0-9]{1,10}", str(key), re.ASCII) or int(key) >= limits.vocab_size:
+            raise BadRequest(
+                f"logit_bias: keys are token ids between 0 and {limits.vocab_size - 1}, got {str(key)[:40]!r}", param="logit_bias"
+            )
+        if not math.isfinite(value) or not -100 <= value <= 100:
+            raise BadRequest(f"logit_bias: values must be between -100 and 100, got {value}", param="logit_bias")
+        pairs[int(key)] = value
+    return tuple(sorted(pairs.items()))
+
+
+def _stop(wish: Sampling, names: Mapping[str, str]) -> tuple[str, ...]:
+    stop = [wish.stop] if isinstance(wish.stop, str) else wish.stop or []
+    if len(stop) > MAX_LIST:
+        raise BadRequest(f"stop may hold at most {MAX_LIST} strings, got {len(stop)}", param="stop")
+    for text in stop:
+        if not 1 <= len(text) <= MAX_STOP_LENGTH:
+            raise BadRequest(f"stop: strings must have between 1 and {MAX_STOP_LENGTH} characters, got {len(text)}", param="stop")
+    return tuple(dict.fromkeys(stop))
+
+
+def _name(extra: Options, field: str, names: Mapping[str, str]) -> str | None:
+    value: str | None = getattr(extra, field)
+    if value is not None and (len(value) > MAX_NAME or (field == "rid" and not value)):
+        shown = names.get(field, field)
+        raise BadRequest(f"{shown} must have between 1 and {MAX_NAME} characters, got {len(value)}", param=shown)
+    return value
+
+
+def _prompt_ids(ids: list[int], limits: Limits, names: Mapping[str, str]) -> np.ndarray:
+    shown = names.get("input_ids", "input_ids")
+    if not ids:
+        raise BadRequest(f"{shown} is empty", param=shown)
+    if min(ids) < 0 or max(ids) >= limits.vocab_size:
+        bad = min(ids) if min(ids) < 0 else max(ids)
+        raise BadRequest(f"{shown}: ids must be between 0 and {limits.vocab_size - 1}, got {bad}", param=shown)
+    return np.asarray(ids, dtype=np.int32)

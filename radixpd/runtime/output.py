@@ -1,0 +1,212 @@
+"""One output per sample: text, ids, log-probabilities, hold-back and finish in a single place.
+
+Two parties can end an output: the brain (ids, lengths, aborts) and the detokenizer (stop strings). `Output` takes the earlier position,
+cuts ids, log-probabilities and usage there, and alone writes `finish`, once; whatever comes later is dropped. Streaming and plain answers
+are views of it. The client feeds it; `Generation` is the set of outputs that one HTTP request waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
+
+from radixpd.core.effects import Finished, Prefilled
+from radixpd.core.request import Finish
+from radixpd.core.step import PromptScores, TokenLogprobs
+from radixpd.errors import BadRequest, EngineFailed, Overloaded, RadixpdError
+from radixpd.runtime.messages import Stop
+from radixpd.text.detokenizer import Detokenizer
+
+__all__ = ["CLIENT_CLOSED", "Generation", "Observer", "Output"]
+
+CLIENT_CLOSED = 499  # status of an abort that the client asked for
+
+
+class Observer(Protocol):
+    """Who measures latencies."""
+
+    def first_token(self, seconds: float) -> None:
+        """Seconds from arrival to the first token."""
+
+    def next_tokens(self, seconds: float, count: int) -> None:
+        """`count` more tokens came `seconds` after the previous ones."""
+
+    def ended(self, seconds: float) -> None:
+        """Seconds from arrival to the end."""
+
+
+@dataclass(slots=True, eq=False)
+class Output:
+    """One sample while it lives and after. `group` is the client's rid; `limit` 0 shows no token of what the brain samples."""
+
+    rid: str
+    group: str
+    sample: int
+    prompt: np.ndarray  # int32
+    detokenizer: Detokenizer
+    observer: Observer
+    wake: Callable[[], None]
+    limit: int
+    keep_stop: bool = False
+    arrived: float = field(default_factory=time.monotonic)
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    scores: list[PromptScores] = field(default_factory=list)
+    text: str = ""  # all that is safe to show; after the end: all
+    cached: int = 0
+    finish: Finish | None = None
+    first: float = 0.0
+    last: float = 0.0
+    _shown: int = 0  # ids that the detokenizer has seen
+    _end: Finished | None = None
+
+    def start(self, effect: Prefilled) -> None:
+        """The prompt is computed."""
+        self.cached = effect.cached
+
+    def receive(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        """One more token; `settle` follows once the whole batch has been received."""
+        if self.finish is None:
+            self.ids.append(token)
+            self.logprobs.append(logprobs)
+
+    def end(self, effect: Finished) -> None:
+        """The brain's last word; `settle` follows."""
+        self._end = effect
+        if self.finish is None:
+            self.cached = effect.cached
+
+    def fail(self, message: str) -> None:
+        """The engine is gone."""
+        self._finish(len(self.ids), Finish("abort", message=message, status=EngineFailed.status))
+
+    def settle(self) -> Stop | None:
+        """Turn what was received into text and, maybe, the end. A returned `Stop` tells the brain about a stop string."""
+        if self.finish is not None:
+            return None
+        end = self._end
+        if end is not None and end.completion < len(self.ids):
+            self._cut(end.completion)
+        if self.limit == 0:
+            self._settle_scores_only(end)
+            return None
+        self._measure()
+        upto = len(self.ids)
+        if end is not None and end.finish.kind == "stop" and isinstance(end.finish.matched, int) and not self.keep_stop:
+            # The token that ended the output is counted but not shown.
+            upto -= 1
+        if upto > self._shown:
+            self.text += self.detokenizer.push(self.ids[self._shown : upto])
+            self._shown = upto
+        if end is not None and self.detokenizer.match is None:
+            self.text += self.detokenizer.finish()
+        match = self.detokenizer.match
+        if match is not None:
+            self._finish(match.kept, Finish("stop", matched=match.stop))
+            return None if end is not None else Stop(self.rid, match.kept, match.stop)
+        if end is not None:
+            self._finish(len(self.ids), end.finish)
+        else:
+            self.wake()
+        return None
+
+    def error(self, *, aborts: bool = False) -> RadixpdError | None:
+        """The error that an answer reports. An abort that the client asked for counts only with `aborts`."""
+        finish = self.finish
+        if finish is None or finish.kind != "abort" or (finish.status == CLIENT_CLOSED and not aborts):
+            return None
+        if finish.status in (429, 503):
+            return Overloaded(finish.message, status=finish.status)
+        if finish.status < 500:
+            return BadRequest(finish.message, status=finish.status)
+        return EngineFailed(finish.message)
+
+    def _settle_scores_only(self, end: Finished | None) -> None:
+        if end is None:
+            return
+        aborted = end.finish.kind == "abort"
+        self._finish(0, end.finish if aborted else Finish("length"))
+
+    def _cut(self, keep: int) -> None:
+        del self.ids[keep:]
+        del self.logprobs[keep:]
+
+    def _finish(self, keep: int, finish: Finish) -> None:
+        if self.finish is not None:
+            return
+        self._cut(keep)
+        self.finish = finish
+        self.observer.ended(time.monotonic() - self.arrived)
+        self.wake()
+
+    def _measure(self) -> None:
+        fresh = len(self.ids) - self._shown
+        if fresh <= 0:
+            return
+        now = time.monotonic()
+        if not self.first:
+            self.first = now
+            self.observer.first_token(now - self.arrived)
+            fresh -= 1
+        if fresh:
+            self.observer.next_tokens(now - (self.last or now), fresh)
+        self.last = now
+
+
+class Generation:
+    """The outputs of one HTTP request: `groups[i]` are the samples of prompt i.
+
+    Used as an async context manager: whatever leaves the block early (a client that hung up, an error) aborts what still runs.
+    """
+
+    def __init__(self, abort: Callable[[str], None]) -> None:
+        self.groups: tuple[tuple[Output, ...], ...] = ()
+        self._abort = abort
+        self._changed = asyncio.Event()
+        self._done = asyncio.Event()
+
+    @property
+    def outputs(self) -> Sequence[Output]:
+        """All outputs, prompt by prompt."""
+        return [output for group in self.groups for output in group]
+
+    def wake(self) -> None:
+        """Called by each output when it changed."""
+        self._changed.set()
+        if all(output.finish is not None for group in self.groups for output in group):
+            self._done.set()
+
+    async def finished(self, *, aborts: bool = False) -> None:
+        """Wait until every output has ended; raises the first error among them."""
+        await self._done.wait()
+        self.raise_error(aborts=aborts)
+
+    async def changes(self) -> AsyncIterator[bool]:
+        """Yields after each change; True with the last one."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            done = self._done.is_set()
+            yield done
+            if done:
+                return
+
+    def raise_error(self, *, aborts: bool = False) -> None:
+        """Raise the first error that an output has ended with; see `Output.error`."""
+        for output in self.outputs:
+            if (error := output.error(aborts=aborts)) is not None:
+                raise error
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for output in self.outputs:
+            if output.finish is None:
+                self._abort(output.rid)

@@ -1,0 +1,233 @@
+"""From an admitted request to running samples: tokenize, check that it fits, register outputs, send `Generate`.
+
+Invariant: nothing is sent before every prompt of one HTTP request has passed every check, and a request that is refused leaves no trace.
+The manager also knows whether this server takes requests now (`state`), and turns an abort by rid into one `Abort` per sample. Called by
+the routes and by the offline interface.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import random
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from radixpd.errors import BadRequest, EngineFailed, Overloaded
+from radixpd.runtime.admission import Ask, Limits
+from radixpd.runtime.client import Client
+from radixpd.runtime.messages import Generate
+from radixpd.runtime.output import Generation, Observer, Output
+from radixpd.text.chat import ChatTemplate
+from radixpd.text.detokenizer import Detokenizer
+from radixpd.text.tokenizer import Tokenizer
+
+__all__ = ["State", "TokenizerManager"]
+
+THREAD_ABOVE = 8192  # characters; shorter prompts are tokenized on the loop
+CONTEXT_IDS = 16  # prompt ids that the detokenizer sees for the left context
+DRAIN_RETRY = 5  # seconds
+
+logger = logging.getLogger(__name__)
+
+
+class State(enum.Enum):
+    """Whether requests are taken."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """One prompt, ready to be sent. `limit` is what the client gets, `message.params` what the brain is asked for."""
+
+    ask: Ask
+    message: Generate
+    group: str
+    limit: int
+
+
+@dataclass(slots=True, eq=False)
+class TokenizerManager:
+    """See the module. `max_queued`: waiting requests above which new ones are refused."""
+
+    client: Client
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    limits: Limits
+    observer: Observer
+    seed: int
+    max_queued: int | None = None
+    log_requests: bool = False
+    draining: bool = False
+    warm: bool = False
+    _random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    @property
+    def state(self) -> State:
+        """Derived from what happened, never set."""
+        if self.client.failed.is_set():
+            return State.FAILED
+        if self.draining:
+            return State.DRAINING
+        return State.READY if self.warm and self.client.ready.is_set() else State.STARTING
+
+    def check_open(self) -> None:
+        """Raise unless requests are taken now."""
+        state = self.state
+        if state is State.FAILED:
+            raise EngineFailed(self.client.failure)
+        if state is not State.READY:
+            raise Overloaded(f"the server is {state.value}", retry_after=DRAIN_RETRY)
+
+    async def submit(self, asks: Sequence[Ask], *, internal: bool = False) -> Generation:
+        """Start the prompts of one request. `internal` passes before the server is open (warm-up)."""
+        if not internal:
+            self.check_open()
+        arrived = time.monotonic()
+        prepared = [await self._prepare(ask, arrived) for ask in asks]
+        # No await from here on: checks and registration are one step.
+        if not internal:
+            self.check_open()
+            self._check_queue(sum(len(item.message.rids) for item in prepared))
+        self._check_rids(prepared)
+        generation = Generation(self.client.abort)
+        generation.groups = tuple(self._outputs(item, generation, arrived) for item in prepared)
+        for item, outputs in zip(prepared, generation.groups):
+            self.client.submit(item.message, outputs)
+            if self.log_requests:
+                logger.info("request rid=%s prompt=%d %s", item.group, len(item.message.prompt), item.message.params)
+        return generation
+
+    async def encode(self, text: str, *, special: bool = True) -> np.ndarray:
+        """Ids of a text; a long one does not hold up the loop."""
+        if len(text) <= THREAD_ABOVE:
+            return self.tokenizer.encode(text, special=special)
+        return await asyncio.to_thread(self.tokenizer.encode, text, special=special)
+
+    async def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """The prompt of a conversation; `options` are those of `ChatTemplate.render`. A template is a program: it runs off the loop."""
+        if self.template is None:
+            raise BadRequest("this model has no chat template: give one with --chat-template, or use /v1/completions", param="messages")
+        return await asyncio.to_thread(self.template.render, messages, **options)
+
+    def abort(self, rid: str) -> int:
+        """Abort one sample or all samples of a request; how many were still open."""
+        found = [name for name, output in self.client.outputs.items() if rid in (name, output.group)]
+        for name in found:
+            self.client.abort(name)
+        return len(found)
+
+    def abort_all(self, *, message: str = "aborted by the client", status: int = 499) -> int:
+        """Abort everything; how many were open."""
+        found = list(self.client.outputs)
+        for name in found:
+            self.client.abort(name, message, status)
+        return len(found)
+
+    async def _prepare(self, ask: Ask, arrived: float) -> _Prepared:
+        prompt = await self.encode(ask.prompt, special=ask.special) if isinstance(ask.prompt, str) else ask.prompt
+        if not len(prompt):
+            raise BadRequest("the prompt is empty: it has no tokens", param=_shown(ask.names, "text"))
+        limit = self._limit(ask, len(prompt))
+        logprobs = ask.params.logprobs
+        if logprobs is not None and logprobs.start > len(prompt):
+            raise BadRequest(
+                f"logprob_start_len must be between -1 and {len(prompt)}, the prompt's length, got {logprobs.start}",
+                param=_shown(ask.names, "logprob_start_len"),
+            )
+        seed = ask.params.seed if ask.seeded else self._random.getrandbits(62)
+        group = ask.rid or uuid.uuid4().hex
+        samples = ask.params.n
+        return _Prepared(
+            ask=ask,
+            message=Generate(
+                rids=(group,) if samples == 1 else tuple(f"{group}-{index}" for index in range(samples)),
+                prompt=prompt,
+                # The brain always samples; a request for scores alone is cut to nothing by its output.
+                params=replace(ask.params, max_new_tokens=max(1, limit), seed=seed),
+                namespace=ask.namespace,
+                priority=ask.priority,
+                arrived=arrived,
+            ),
+            group=group,
+            limit=limit,
+        )
+
+    def _limit(self, ask: Ask, prompt: int) -> int:
+        longest, asked = self.limits.longest, ask.params.max_new_tokens
+        room = longest - prompt
+        if room >= 1 and ask.clamp:
+            return min(asked, room)
+        if max(1, asked) <= room:
+            return asked
+        context = self.limits.context_length
+        what = "maximum context length" if longest == context else "KV pool"
+        wanted = max(1, asked) if not ask.clamp else 1
+        raise BadRequest(
+            f"this server's {what} is {longest} tokens, but the request needs {prompt + wanted}: {prompt} in the prompt and {wanted} to "
+            "generate",
+            param=_shown(ask.names, "text" if room < 1 else "max_new_tokens"),
+            code="context_length_exceeded",
+        )
+
+    def _check_queue(self, samples: int) -> None:
+        if self.max_queued is None:
+            return
+        client = self.client
+        unstarted = len(client.unstarted)
+        # The latest load may be some milliseconds old, what this process knows is not; slots that are free take requests at once.
+        free = max(0, self.limits.max_running - (len(client.outputs) - unstarted))
+        queued = max(unstarted + samples - free, client.load.waiting + 1)
+        if queued > self.max_queued:
+            raise Overloaded(f"the queue is full: --max-queued-requests is {self.max_queued}")
+
+    def _check_rids(self, prepared: Sequence[_Prepared]) -> None:
+        live = self.client.outputs
+        groups = {output.group for output in live.values()} if any(item.ask.rid for item in prepared) else set()
+        seen: set[str] = set()
+        for item in prepared:
+            for rid in {item.group, *item.message.rids}:
+                if rid in seen or rid in live or rid in groups:
+                    raise BadRequest(f"rid {rid} is in use by a live request", param="rid", code="duplicate_rid")
+                seen.add(rid)
+
+    def _outputs(self, item: _Prepared, generation: Generation, arrived: float) -> tuple[Output, ...]:
+        ask, prompt = item.ask, item.message.prompt
+        return tuple(
+            Output(
+                rid=rid,
+                group=item.group,
+                sample=index,
+                prompt=prompt,
+                detokenizer=Detokenizer(
+                    self.tokenizer,
+                    context=prompt[-CONTEXT_IDS:],
+                    stop=ask.params.stop,
+                    skip_special=ask.skip_special,
+                    keep_stop=ask.keep_stop,
+                ),
+                observer=self.observer,
+                wake=generation.wake,
+                limit=item.limit,
+                keep_stop=ask.keep_stop,
+                arrived=arrived,
+            )
+            for index, rid in enumerate(item.message.rids)
+        )
+
+
+def _shown(names: Mapping[str, str], name: str) -> str:
+    return names.get(name, name)

@@ -1,0 +1,102 @@
+"""The aiohttp application: routes, and what holds for every route (errors, keys, size of a body).
+
+Invariant: every answer that is not 2xx has the JSON error shape; with keys set, every path but `/health` needs one, unknown paths
+too. The one broad except of the HTTP layer is here: it logs the trace and answers 500 without inner details. Called by the API
+process's main and by tests.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from radixpd.errors import EngineFailed, RadixpdError
+from radixpd.server import chat, control_api, native_api, openai_api
+from radixpd.server.replies import error_body, error_reply, status_reply
+from radixpd.server.service import SERVICE, Service, service_of
+from radixpd.server.stream import STREAM, event
+
+__all__ = ["build_app"]
+
+MAX_BODY = 32 * 2**20
+OPEN_PATHS = frozenset(("/health",))
+INTERNAL = "internal error; the server's log has the details"
+
+logger = logging.getLogger(__name__)
+
+
+def build_app(service: Service) -> web.Application:
+    """The application for one server."""
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors, _keys])
+    app[SERVICE] = service
+    app.router.add_routes(
+        [
+            web.post("/generate", native_api.generate),
+            web.put("/generate", native_api.generate),
+            web.post("/v1/completions", openai_api.completions),
+            web.post("/v1/chat/completions", chat.chat_completions),
+            web.get("/v1/models", openai_api.list_models),
+            # A model's name may hold slashes.
+            web.get("/v1/models/{id:.+}", openai_api.show_model),
+            web.get("/health", control_api.health),
+            web.get("/health_generate", control_api.health_generate),
+            web.get("/server_info", control_api.server_info),
+            web.get("/get_server_info", control_api.server_info),
+            web.get("/get_model_info", control_api.model_info),
+            web.get("/get_load", control_api.get_load),
+            web.get("/metrics", control_api.metrics),
+            web.get("/flush_cache", control_api.flush_cache),
+            web.post("/flush_cache", control_api.flush_cache),
+            web.post("/abort_request", control_api.abort_request),
+            web.post("/tokenize", control_api.tokenize),
+            web.post("/v1/tokenize", control_api.tokenize),
+            web.post("/detokenize", control_api.detokenize),
+            web.post("/v1/detokenize", control_api.detokenize),
+        ]
+    )
+    return app
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RadixpdError as error:
+        return error_reply(error)
+    except web.HTTPException as error:
+        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+        message = (
+            f"the body is larger than {MAX_BODY} bytes" if error.status == 413 else f"{error.reason}: {request.method} {request.path[:200]}"
+        )
+        return status_reply(error.status, message, headers=headers)
+    except ConnectionError:
+        # The client has gone; nobody reads an answer.
+        raise
+    except Exception:
+        logger.exception("%s %s failed", request.method, request.path)
+        started: Any = request.get(STREAM)
+        if not isinstance(started, web.StreamResponse):
+            return status_reply(500, INTERNAL)
+        await started.write(event(error_body(EngineFailed(INTERNAL))))
+        await started.write_eof()
+        return started
+
+
+@web.middleware
+async def _keys(request: web.Request, handler: Handler) -> web.StreamResponse:
+    keys = service_of(request).resolved.settings.server.api_key
+    if keys and request.path not in OPEN_PATHS:
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        # Every key is compared, so that time tells nothing.
+        good = sum(key.matches(given) for key in keys) if scheme.lower() == "bearer" else 0
+        if not good:
+            return status_reply(
+                401,
+                "this server needs an API key: Authorization: Bearer KEY",
+                headers={"WWW-Authenticate": "Bearer"},
+                code="invalid_api_key",
+            )
+    return await handler(request)

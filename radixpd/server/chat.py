@@ -1,0 +1,164 @@
+"""`/v1/chat/completions`: messages through the model's chat template, then an ordinary generation.
+
+Without `max_tokens` an answer may fill the rest of the context. A conversation that ends with an assistant message gets a new assistant
+turn unless `continue_final_message` asks to go on with that message. Streams send the role first, then content, then the finish reason
+in a chunk of its own. Called by the application's router.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from radixpd.errors import BadRequest
+from radixpd.runtime.admission import TOKENS, Ask, admit
+from radixpd.runtime.output import Output
+from radixpd.server.openai_shape import Envelope, Usage, chat_logprobs, ending, output_entries
+from radixpd.server.openai_types import ChatBody, Wishes, split
+from radixpd.server.replies import json_reply, read_object
+from radixpd.server.service import Service, service_of
+from radixpd.server.stream import DONE, Piece, stream
+
+__all__ = ["chat_completions", "rendered"]
+
+MAX_MESSAGES = 4096
+MAX_TOP = 20
+ROLES = ("system", "developer", "user", "assistant")
+LATER_PARTS = ("tool_calls", "function_call", "audio", "refusal")
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """POST /v1/chat/completions."""
+    service = service_of(request)
+    service.manager.check_open()
+    body, wishes = split(await read_object(request), ChatBody)
+    _check(body)
+    ask = await _ask(body, wishes, service)
+    server = service.resolved.settings.server
+    envelope = Envelope("chatcmpl", "chat.completion", "chat.completion.chunk", service.resolved.served_name)
+    async with await service.manager.submit([ask]) as generation:
+        usage = Usage(generation, server.enable_cache_report, body.stream_options)
+        shape = _Shape(service, wanted=body.logprobs is True)
+        if body.stream:
+            frames = _ChatFrames(shape, envelope, usage, samples=ask.params.n)
+            return await stream(request, generation, frames, interval=server.stream_interval)
+        await generation.finished(aborts=True)
+        choices = [shape.choice(index, output) for index, output in enumerate(generation.outputs)]
+        return json_reply(envelope.answer(choices, usage.count()))
+
+
+async def rendered(
+    service: Service,
+    messages: list[dict[str, Any]],
+    *,
+    generation: bool | None = None,
+    continued: bool = False,
+    template_kwargs: dict[str, Any] | None = None,
+) -> str:
+    """The prompt text of a conversation."""
+    _check_messages(messages)
+    if continued and generation:
+        raise BadRequest("add_generation_prompt and continue_final_message exclude each other", param="continue_final_message")
+    if continued and messages[-1]["role"] != "assistant":
+        raise BadRequest("continue_final_message needs an assistant message at the end", param="continue_final_message")
+    return await service.manager.render(
+        [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages],
+        add_generation_prompt=not continued and generation is not False,
+        continue_final_message=continued,
+        tools=None,
+        template_kwargs=template_kwargs,
+    )
+
+
+class _Shape:
+    """Choices of one request; `wanted`: with log-probabilities."""
+
+    def __init__(self, service: Service, *, wanted: bool) -> None:
+        self._tokenizer = service.manager.tokenizer
+        self._wanted = wanted
+
+    def choice(self, index: int, output: Output) -> dict[str, Any]:
+        """A whole choice."""
+        message = {"role": "assistant", "content": output.text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": self.logprobs(output, 0, len(output.ids)), **ending(output.finish)}
+
+    def logprobs(self, output: Output, start: int, stop: int) -> dict[str, Any] | None:
+        """Log-probabilities of ids `[start, stop)`."""
+        if not self._wanted:
+            return None
+        return chat_logprobs(self._tokenizer, output_entries(output.ids[start:stop], output.logprobs[start:stop]))
+
+
+class _ChatFrames:
+    """Chunks of a chat completion."""
+
+    aborts_are_errors = True
+
+    def __init__(self, shape: _Shape, envelope: Envelope, usage: Usage, *, samples: int) -> None:
+        self._shape = shape
+        self._usage = usage
+        self._samples = samples
+        self._head = envelope.chunk_head()
+
+    def opening(self) -> bytes:
+        return b"".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self._samples))
+
+    def frame(self, index: int, output: Output, piece: Piece) -> bytes:
+        logprobs = self._shape.logprobs(output, piece.start, piece.stop)
+        parts = b""
+        if piece.text or (logprobs and logprobs["content"]):
+            parts = self._chunk(index, {"content": piece.text}, logprobs=logprobs)
+        if piece.finish is not None:
+            parts += self._chunk(index, {}, end=ending(piece.finish))
+        return parts
+
+    def closing(self) -> bytes:
+        return self._usage.last_chunk(self._head) + DONE
+
+    def _chunk(self, index: int, delta: dict[str, Any], *, logprobs: Any = None, end: dict[str, Any] | None = None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, **(end or ending(None))}
+        return self._head + msgspec.json.encode(choice) + self._usage.tail()
+
+
+def _check(body: ChatBody) -> None:
+    if body.tools:
+        raise BadRequest("tools are not served yet by this server", param="tools", code="unsupported_field")
+    if body.tool_choice not in (None, "none", "auto"):
+        raise BadRequest("tool_choice is not served yet by this server", param="tool_choice", code="unsupported_field")
+    if body.response_format is not None and body.response_format.get("type") != "text":
+        raise BadRequest(
+            'response_format: only {"type": "text"} is served yet by this server', param="response_format", code="unsupported_field"
+        )
+    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_TOP:
+        raise BadRequest(f"top_logprobs must be between 0 and {MAX_TOP}, got {body.top_logprobs}", param="top_logprobs")
+    if body.top_logprobs and not body.logprobs:
+        raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+
+
+def _check_messages(messages: list[dict[str, Any]]) -> None:
+    if not 1 <= len(messages) <= MAX_MESSAGES:
+        raise BadRequest(f"messages must hold between 1 and {MAX_MESSAGES} messages, got {len(messages)}", param="messages")
+    for index, message in enumerate(messages):
+        role = message.get("role")
+        if role == "tool" or any(message.get(name) for name in LATER_PARTS):
+            raise BadRequest(f"messages[{index}]: tool calls are not served yet by this server", param="messages", code="unsupported_field")
+        if role not in ROLES:
+            raise BadRequest(f"messages[{index}].role must be one of {', '.join(ROLES)}, got {str(role)[:40]!r}", param="messages")
+
+
+async def _ask(body: ChatBody, wishes: Wishes, service: Service) -> Ask:
+    options = {**wishes.options, "return_logprob": body.logprobs, "top_logprobs_num": body.top_logprobs}
+    names = {**wishes.names, "text": "messages", "top_logprobs_num": "top_logprobs"}
+    # Admission comes first: a request that is wrong anyway should not cost a template run.
+    ask = admit("", wishes.sampling, options, limits=service.manager.limits, names=names, default_tokens=TOKENS, special=False)
+    prompt = await rendered(
+        service,
+        body.messages,
+        generation=body.add_generation_prompt,
+        continued=body.continue_final_message is True,
+        template_kwargs=body.chat_template_kwargs,
+    )
+    return replace(ask, prompt=prompt)

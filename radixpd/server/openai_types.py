@@ -1,0 +1,138 @@
+"""What OpenAI clients send: the bodies of both routes, and the sampling fields under their OpenAI names.
+
+Fields of a body fall into five sets: of the route's struct, sampling (translated to native names), options (as on the native route),
+harmless (accepted, no effect on any answer) and refused by name; anything else is unknown: ignored, with one warning in the log.
+Invariant: a field we accept acts. The model's name picks nothing: one model is served. Called by the two OpenAI routes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from radixpd.errors import BadRequest
+from radixpd.runtime.admission import LATER, read, refuse_later
+from radixpd.server.replies import warn_unknown
+
+__all__ = ["ChatBody", "CompletionBody", "StreamOptions", "Wishes", "split"]
+
+# OpenAI's (and other servers') name -> ours. Where two names mean one thing, the later row wins.
+SAMPLING_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "min_new_tokens": "min_new_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "logit_bias": "logit_bias",
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "ignore_eos": "ignore_eos",
+    "n": "n",
+    "seed": "seed",
+    "skip_special_tokens": "skip_special_tokens",
+    "spaces_between_special_tokens": "spaces_between_special_tokens",
+    "include_stop_str_in_output": "no_stop_trim",
+    "no_stop_trim": "no_stop_trim",
+}
+OPTION_NAMES = frozenset(("rid", "priority", "extra_key", "cache_salt"))
+HARMLESS = frozenset(
+    ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"]
+)
+REFUSED = LATER | frozenset(
+    [
+        "functions",
+        "function_call",
+        "audio",
+        "prediction",
+        "web_search_options",
+        "reasoning_effort",
+        "verbosity",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structured_outputs",
+    ]
+)
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class CompletionBody(msgspec.Struct, kw_only=True):
+    """What only `/v1/completions` reads."""
+
+    model: str | None = None
+    prompt: str | list[Any]
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+class ChatBody(msgspec.Struct, kw_only=True):
+    """What only `/v1/chat/completions` reads."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    response_format: dict[str, Any] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """Sampling and options under native names, and how the client called them."""
+
+    sampling: dict[str, Any]
+    options: dict[str, Any]
+    names: dict[str, str]
+
+
+def split(raw: dict[str, Any], kind: type[Body]) -> tuple[Body, Wishes]:
+    """A raw body as the route's struct and the wishes that admission reads."""
+    _refuse(raw)
+    warn_unknown(raw, {*kind.__struct_fields__, *SAMPLING_NAMES, *OPTION_NAMES, *HARMLESS, *REFUSED, "modalities"})
+    if raw.get("stream_options") is not None and not raw.get("stream"):
+        raise BadRequest("stream_options is allowed only with stream: true", param="stream_options")
+    sampling: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for given, ours in SAMPLING_NAMES.items():
+        if raw.get(given) is not None:
+            sampling[ours], names[ours] = raw[given], given
+    for given in SAMPLING_NAMES:
+        names.setdefault(SAMPLING_NAMES[given], given)
+    options = {name: raw[name] for name in OPTION_NAMES if name in raw}
+    return read(kind, raw), Wishes(sampling, options, names)
+
+
+def _refuse(raw: dict[str, Any]) -> None:
+    if raw.get("modalities") not in (None, ["text"]):
+        raise BadRequest('modalities: this server makes text only, ["text"]', param="modalities")
+    refuse_later({name: value for name, value in raw.items() if name != "modalities"})
+    for name in REFUSED & raw.keys():
+        if name not in LATER and raw[name] not in (None, [], {}):
+            raise BadRequest(f"{name} is not served by this server", param=name, code="unsupported_field")

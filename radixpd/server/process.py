@@ -1,0 +1,176 @@
+"""The API process: HTTP in front, the scheduler's link behind, one asyncio loop (uvloop) between.
+
+Started by the supervisor as `python -m radixpd.server.process`. It serves `/health` (503) while the engine loads, opens after a warm-up
+generation that does not go through HTTP, and ends in one of three ways: SIGTERM (finish what runs, or abort it after the drain timeout,
+then exit 0), the engine's failure (every open request ends with an error, then exit 1), end of file on the control pipe (exit 1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+import uvloop
+from aiohttp import web
+
+from radixpd.config.resolve import Resolved, from_json
+from radixpd.errors import EngineFailed
+from radixpd.runtime import child
+from radixpd.runtime.admission import Limits
+from radixpd.runtime.client import Client
+from radixpd.runtime.metrics import Metrics, View
+from radixpd.runtime.tokenizer_manager import TokenizerManager
+from radixpd.server.app import build_app
+from radixpd.server.control_api import probe
+from radixpd.server.service import Service
+from radixpd.text.chat import load_chat_template
+from radixpd.text.tokenizer import load_tokenizer
+
+__all__ = ["build_service", "main", "open_service", "serve"]
+
+WARM_UP_TOKENS = 8
+LAST_WRITES = 1.5  # seconds for the last answers to leave
+ABORT_SECONDS = 5.0  # for the brain to end what the drain timeout cut off
+
+logger = logging.getLogger(__name__)
+
+
+class _End(Enum):
+    DRAIN = "drain"
+    FAILED = "failed"
+    ORPHAN = "orphan"
+
+
+class _Control:
+    """The control pipe: whole lines become failures of the client, end of file ends the process."""
+
+    def __init__(self, client: Client, end: asyncio.Future[_End]) -> None:
+        self._client = client
+        self._end = end
+        self._rest = b""
+
+    def on_readable(self) -> None:
+        data = os.read(child.CONTROL_FD, 65536)
+        if not data:
+            asyncio.get_running_loop().remove_reader(child.CONTROL_FD)
+            _settle(self._end, _End.ORPHAN)
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._client.fail(str(msgspec.json.decode(line, type=dict[str, str]).get("failed", "the engine failed")))
+
+
+def build_service(resolved: Resolved, client: Client) -> Service:
+    """The parts of an API process, wired."""
+    metrics = Metrics(lambda: View(client.load, client.throughput()), model=resolved.served_name)
+    directory = Path(resolved.tokenizer_directory)
+    manager = TokenizerManager(
+        client,
+        load_tokenizer(directory, model_directory=resolved.directory),
+        load_chat_template(directory, override=resolved.settings.model.chat_template),
+        Limits(
+            vocab_size=resolved.model.vocab_size,
+            context_length=resolved.context_length,
+            pool_tokens=resolved.pool_tokens,
+            max_running=resolved.max_running,
+        ),
+        metrics,
+        seed=resolved.seed,
+        max_queued=resolved.settings.scheduler.max_queued_requests,
+        log_requests=resolved.settings.server.log_requests,
+    )
+    return Service(resolved, client, manager, metrics)
+
+
+async def open_service(service: Service) -> None:
+    """Wait for the engine, warm it up, take requests."""
+    manager = service.manager
+    await service.client.ready.wait()
+    async with await manager.submit([probe(manager, tokens=min(WARM_UP_TOKENS, manager.limits.longest - 1))], internal=True) as generation:
+        await generation.finished(aborts=True)
+    manager.warm = True
+    logger.info("The server is fired up and ready to roll!")
+
+
+async def serve(resolved: Resolved, directory: str, listener: socket.socket) -> int:
+    """Run until told to stop; returns the exit code."""
+    loop = asyncio.get_running_loop()
+    end: asyncio.Future[_End] = loop.create_future()
+    client = Client(directory)
+    loop.add_reader(child.CONTROL_FD, _Control(client, end).on_readable)
+    service = build_service(resolved, client)
+    # A client that hangs up cancels its handler, which aborts what it has started.
+    runner = web.AppRunner(build_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WRITES)
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    loop.add_signal_handler(signal.SIGTERM, _settle, end, _End.DRAIN)
+    tasks = [loop.create_task(open_service(service)), loop.create_task(_failure(client, end))]
+    tasks[0].add_done_callback(lambda task: _opened(task, client))
+    try:
+        how = await end
+        if how is _End.DRAIN:
+            await _drain(service, end)
+            return child.EXIT_FAILED if client.failed.is_set() else 0
+        return child.EXIT_FAILED
+    finally:
+        for task in tasks:
+            task.cancel()
+        # Lets handlers that still write their last answer finish.
+        await runner.cleanup()
+        client.close()
+
+
+async def _drain(service: Service, end: asyncio.Future[_End]) -> None:
+    """Finish what runs within the drain timeout, abort the rest, let the scheduler go."""
+    client, manager = service.client, service.manager
+    manager.draining = True
+    timeout = service.resolved.settings.server.drain_timeout
+    logger.info("draining: %d requests are open, %g s to finish", len(client.outputs), timeout)
+    try:
+        await asyncio.wait_for(client.idle(), timeout)
+    except TimeoutError:
+        logger.warning("aborting %d requests that did not finish in time", len(client.outputs))
+        manager.abort_all(message="the server is shutting down", status=503)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(client.idle(), ABORT_SECONDS)
+    client.shutdown()
+
+
+async def _failure(client: Client, end: asyncio.Future[_End]) -> None:
+    await client.failed.wait()
+    _settle(end, _End.FAILED)
+
+
+def _opened(task: asyncio.Task[None], client: Client) -> None:
+    """A warm-up that failed is a failure of the engine."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        if not isinstance(error, EngineFailed):
+            logger.error("the warm-up failed", exc_info=error)
+        client.fail(f"the warm-up failed: {error}")
+
+
+def _settle(end: asyncio.Future[_End], how: _End) -> None:
+    if not end.done():
+        end.set_result(how)
+
+
+def main() -> None:
+    """The process's main."""
+
+    def body(launch: child.Launch) -> int:
+        resolved = from_json(launch.resolved)
+        with socket.socket(fileno=launch.listen_fd) as listener:
+            return uvloop.run(serve(resolved, launch.directory, listener))
+
+    child.run("api", body, keep_sigterm=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""What every route handler needs, in one object that the aiohttp application carries.
+
+Built once by the API process's main (or by a test); handlers get it with `service_of`. It holds no state of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from radixpd.config.resolve import Resolved
+from radixpd.runtime.client import Client
+from radixpd.runtime.metrics import Metrics
+from radixpd.runtime.tokenizer_manager import TokenizerManager
+
+__all__ = ["SERVICE", "Service", "service_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The parts of one API process."""
+
+    resolved: Resolved
+    client: Client
+    manager: TokenizerManager
+    metrics: Metrics
+
+
+SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
+
+
+def service_of(request: web.Request) -> Service:
+    """The service that this request came to."""
+    return request.app[SERVICE]
