@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,14 +44,14 @@ def _load(launch: child.Launch) -> tuple[Runner, RunnerReady]:
     return runner, ready
 
 
-def _run_steps(runner: Runner, plans: Receiver[ToRunner], results: Sender) -> None:
-    """Run plans until `Shutdown`, or until the parent is gone."""
+def _run_steps(runner: Runner, plans: Receiver[ToRunner], results: Sender) -> int:
+    """Run plans until `Shutdown`, or until the parent is gone; the exit code."""
     poller = zmq.Poller()
     poller.register(plans.socket, zmq.POLLIN)
     poller.register(child.CONTROL_FD, zmq.POLLIN)
     while True:
         if any(socket == child.CONTROL_FD for socket, _ in poller.poll()) and child.parent_is_gone():
-            return
+            return child.EXIT_FAILED
         for message in plans.drain():
             match message:
                 case Step(plan):
@@ -58,7 +59,7 @@ def _run_steps(runner: Runner, plans: Receiver[ToRunner], results: Sender) -> No
                     result = runner.step(plan)
                     results.send(Stepped(replace(result, seconds=result.seconds or time.perf_counter() - began)))
                 case Shutdown():
-                    return
+                    return 0
 
 
 def _body(launch: child.Launch) -> int:
@@ -69,7 +70,8 @@ def _body(launch: child.Launch) -> int:
     try:
         runner, ready = _load(launch)
         results.send(ready)
-        _run_steps(runner, plans, results)
+        with closing(runner):
+            return _run_steps(runner, plans, results)
     except ConfigError:
         raise
     except Exception as error:
@@ -79,7 +81,6 @@ def _body(launch: child.Launch) -> int:
         return child.EXIT_FAILED
     finally:
         context.destroy(linger=LINGER_MS)
-    return 0
 
 
 def main() -> None:

@@ -62,10 +62,17 @@ def test_a_wrong_host_names_its_flag(host: str) -> None:
 
 
 def test_the_private_directory_goes_on_every_path() -> None:
-    with pytest.raises(KeyError), private_directory() as directory:
-        assert Path(directory).stat().st_mode & 0o777 == 0o700
-        raise KeyError
-    assert not Path(directory).exists()
+    seen: list[Path] = []
+
+    def fail_inside() -> None:
+        with private_directory() as directory:
+            seen.append(Path(directory))
+            assert seen[0].stat().st_mode & 0o777 == 0o700
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_inside()
+    assert not seen[0].exists()
 
 
 def test_a_long_tmpdir_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
