@@ -130,6 +130,9 @@ class Driver:
         sample_rows, sample_slots = np.array(sample, dtype=np.int32).reshape(-1, 2).T
         page_slots, page_positions, page_ids = np.array(added, dtype=np.int32).reshape(-1, 3).T
         plan = StepPlan(self.steps, slots, starts, lengths, sample_rows, sample_slots, page_slots, page_positions, page_ids, begins, **more)
+        # As they come off the wire.
+        for one in (plan.slots, plan.starts, plan.lengths, sample_rows, sample_slots, page_slots, page_positions, page_ids, plan.copies):
+            one.setflags(write=False)
         self.steps += 1
         result = self.runner.step(plan)
         assert result.step == plan.step

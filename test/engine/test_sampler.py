@@ -70,6 +70,7 @@ def test_ties_go_to_the_lowest_id(logits):
     tied[[40, 250]] = 9.0
     assert run(tied, SamplingParams(temperature=0.0)) == [40]
     assert run(tied, SamplingParams(temperature=0.0, min_new_tokens=5)) == [40]
+    assert run(tied, SamplingParams(temperature=5.0, top_k=1), steps=20) == [40] * 20
 
 
 def test_temperature_two_without_other_fields_varies(logits):
@@ -251,6 +252,12 @@ def test_broken_logits_give_a_token_and_a_nan_never_wins(params, logits):
         assert 0 <= run(torch.full((VOCAB,), value), params)[0] < VOCAB
     broken[18] = torch.inf
     assert run(broken, SamplingParams(temperature=0.5)) == [18]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_whose_every_token_is_barred_gives_a_token(temperature, logits):
+    barred = SamplingParams(temperature=temperature, min_new_tokens=5, stop_token_ids=tuple(range(VOCAB)), top_p=0.9, top_k=20, min_p=0.1)
+    assert 0 <= run(logits, barred)[0] < VOCAB
 
 
 def test_a_broken_row_leaves_its_neighbours_alone(logits):
