@@ -5,6 +5,7 @@ Order: what can fail fast comes first, so that too little memory is one line wit
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from radixpd.attention.registry import build_attention
@@ -18,10 +19,13 @@ from radixpd.models.weights import load_decoder
 
 __all__ = ["build_runner"]
 
+logger = logging.getLogger(__name__)
+
 
 def build_runner(resolved: Resolved) -> Runner:
     """Start the device, load the weights, touch the pool. Raises ConfigError when something does not fit."""
-    start_device(resolved.settings.engine)
+    device = start_device(resolved.settings.engine)
+    logger.info("model runner: %s, weights and KV in %s", device, resolved.dtype)
     layout = KVLayout(**resolved.layout)
     require_memory(layout, resolved.pages)
     model = load_decoder(
