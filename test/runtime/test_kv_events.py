@@ -26,7 +26,8 @@ def context() -> Iterator[zmq.Context[Any]]:
 
 
 def publisher(context: zmq.Context[Any], **options: Any) -> Publisher:
-    return Publisher(context, **{"endpoint": "inproc://events", "replay_endpoint": "inproc://replay", "page_size": 2} | options)
+    defaults: dict[str, Any] = {"endpoint": "inproc://events", "replay_endpoint": "inproc://replay", "page_size": 2}
+    return Publisher(context, **(defaults | options))
 
 
 def subscriber(context: zmq.Context[Any], source: Publisher, topic: bytes = b"") -> zmq.Socket[Any]:
@@ -54,7 +55,7 @@ def ask_replay(context: zmq.Context[Any], source: Publisher, start: int, *, kind
     assert source.replay is not None
     assert source.replay.poll(5000)
     source.answer_replays()
-    answers = []
+    answers: list[list[bytes]] = []
     while True:
         empty, *answer = receive(socket)
         assert empty == b""

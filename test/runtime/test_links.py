@@ -24,6 +24,10 @@ def ids(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int32)
 
 
+def floats(values: list[Any]) -> np.ndarray:
+    return np.array(values, dtype=np.float32)
+
+
 @pytest.fixture
 def context() -> Iterator[zmq.Context[Any]]:
     context: zmq.Context[Any] = zmq.Context()
@@ -88,8 +92,8 @@ def test_a_plan_with_every_part_crosses_unchanged() -> None:
 
 
 def test_a_result_with_logprobs_crosses_unchanged() -> None:
-    scores = PromptScores(1, np.float32([-1]), ids(4, 5).reshape(1, 2), np.float32([[-1, -2]]), np.empty((1, 0), np.float32))
-    token = TokenLogprobs(-0.5, ids(7), np.float32([-0.5]), np.empty(0, np.float32))
+    scores = PromptScores(1, floats([-1]), ids(4, 5).reshape(1, 2), floats([[-1, -2]]), floats([[]]))
+    token = TokenLogprobs(-0.5, ids(7), floats([-0.5]), floats([]))
     got = decoder(FromRunner).decode(encode(Stepped(StepResult(1, ids(7, 8), (token, None), (scores,), 0.25)))).result
     assert got.logprobs[1] is None
     assert got.logprobs[0].top_ids.tolist() == [7]
