@@ -45,7 +45,10 @@ def _longest_prefix(waiting: Sequence[Request], cache: PrefixCache, seed: int) -
 
 
 def _depth_first(waiting: Sequence[Request], cache: PrefixCache, seed: int) -> list[Request]:
-    """Depth-first over the tree, heaviest subtree first (weight = waiting requests in it), so that sharers run together."""
+    """Depth-first over the tree, heaviest subtree first (weight = waiting requests in it), so that sharers run together.
+
+    A node's own requests come after its subtrees: who shares least, and so evicts most, goes last. (Built from the end backwards.)
+    """
     if len(waiting) > MATCHED_LIMIT:
         return list(waiting)
     at: dict[TreeNode | None, list[Request]] = {}
@@ -63,8 +66,9 @@ def _depth_first(waiting: Sequence[Request], cache: PrefixCache, seed: int) -> l
     stack: list[TreeNode | None] = [None]
     while stack:
         node = stack.pop()
-        result += at.get(node, ())
-        stack += sorted(children.get(node, ()), key=lambda n: weight[n])
+        result += reversed(at.get(node, []))
+        stack += sorted(children.get(node, ()), key=lambda n: -weight[n])
+    result.reverse()
     return result
 
 
