@@ -35,7 +35,8 @@ class PageAllocator:
 
     def free(self, pages: np.ndarray) -> None:
         """Give pages back."""
-        assert not self._is_free[pages].any() and len(set(pages.tolist())) == len(pages), "a page was freed twice"
+        assert not self._is_free[pages].any(), "a page was freed twice"
+        assert len(set(pages.tolist())) == len(pages), "a page was freed twice at once"
         self._is_free[pages] = True
         self._stack[self._top : self._top + len(pages)] = pages
         self._top += len(pages)

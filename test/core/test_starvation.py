@@ -1,0 +1,95 @@
+"""The starvation guard: whatever the policy, an endless stream of better requests cannot hold one request back for ever.
+
+The real scheduler runs against the fake runner. The adversary always has requests waiting that the policy prefers to the victim (for
+`random` it picks the seeds). Only those that arrived after the victim count as overtaking it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from fakes import FakeRunner
+
+from radixpd.config.settings import CacheSettings, SchedulerSettings
+from radixpd.core.policy import OVERTAKEN_LIMIT, POLICIES, must_go_next, order
+from radixpd.core.request import SamplingParams
+from radixpd.core.scheduler import Scheduler
+
+SLOTS, PAGES, SIZE, CONTEXT = 3, 60, 4, 256
+STEM = np.arange(8, 28, dtype=np.int32)  # what the stream's prompts share: always cached
+QUEUED = 12
+VICTIM = "victim"
+
+
+class Siege:
+    """A scheduler whose queue is never empty."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        settings = SchedulerSettings(
+            max_running_requests=SLOTS, schedule_policy=policy, chunked_prefill_size=64, disable_overlap_schedule=True
+        )
+        self.scheduler = Scheduler(settings, CacheSettings(page_size=SIZE), pages=PAGES, context_length=CONTEXT, eos_ids=())
+        self.runner = FakeRunner(pages=PAGES, page_size=SIZE, slots=SLOTS, context_length=CONTEXT)
+        self.arrived = 0
+        self.admitted: list[str] = []
+
+    def feed(self) -> None:
+        """Keep the queue full of short requests that the policy likes."""
+        while len(self.scheduler.prefill.waiting) < QUEUED:
+            self.arrived += 1
+            prompt = np.concatenate([STEM, np.array([self.arrived % 7, self.arrived % 11, 5], dtype=np.int32)])
+            self.scheduler.arrive((f"r{self.arrived}",), prompt, SamplingParams(max_new_tokens=3), priority=9)
+
+    def seed(self) -> int:
+        """A seed that does not put the victim among the next to go."""
+        prefill = self.scheduler.prefill
+        for seed in range(100):
+            queue = order(prefill.waiting, self.policy, self.scheduler.cache, seed)
+            if must_go_next(queue[0]) or VICTIM not in {request.rid for request in queue[:SLOTS]}:
+                return seed
+        return 0
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Run; every plan's newcomers are noted before the next."""
+        for step in range(count):
+            self.feed()
+            plan = self.scheduler.plan(0.0, self.seed())
+            assert plan is not None
+            self.admitted += [self.scheduler.table.rids[begin.slot] for begin in plan.begins]
+            self.scheduler.apply(self.runner.step(plan))
+            yield step
+
+
+@pytest.mark.parametrize("tokens", [40, 200], ids=["small", "fills the pool"])
+@pytest.mark.parametrize("policy", ["fcfs", *sorted(POLICIES)])
+def test_every_wait_is_bounded(policy: str, tokens: int) -> None:
+    siege = Siege(policy)
+    for _ in siege.steps(30):  # the stem is cached, all slots are in use
+        pass
+    prompt = np.arange(30, 30 + tokens, dtype=np.int32)
+    siege.scheduler.arrive((VICTIM,), prompt, SamplingParams(max_new_tokens=4), priority=0)
+    before = {request.rid for request in siege.scheduler.prefill.waiting}
+    siege.admitted.clear()
+    for _ in siege.steps(2000):
+        if VICTIM in siege.admitted:
+            break
+    assert VICTIM in siege.admitted, "starved"
+    overtook = [rid for rid in siege.admitted[: siege.admitted.index(VICTIM)] if rid not in before]
+    assert len(overtook) <= OVERTAKEN_LIMIT + SLOTS
+    if policy == "fcfs":
+        assert not overtook
+    else:
+        assert len(overtook) >= OVERTAKEN_LIMIT, "the adversary did not even try"
+
+
+def test_the_victim_finishes_too() -> None:
+    siege = Siege("priority")
+    siege.feed()
+    siege.scheduler.arrive((VICTIM,), np.arange(30, 70, dtype=np.int32), SamplingParams(max_new_tokens=4), priority=0)
+    for _ in siege.steps(2000):
+        if VICTIM not in siege.scheduler.requests:
+            return
+    raise AssertionError("starved")
