@@ -1,8 +1,8 @@
 """Fakes for unit tests: a runner without tensors whose KV is a hash of the context, and what it would answer alone.
 
-`FakeRunner` obeys the contract of `core.step`: it keeps a token pool, a page table and page contents. The "KV" of position p is a hash of all
-tokens up to p, computed from what the *page* of position p - 1 holds. So a page that was freed too early, overwritten, wrongly shared or wrongly
-copied shows up as a wrong token.
+`FakeRunner` obeys the contract of `core.step`: it keeps a token pool, a page table and page contents. The "KV" of position p is a
+hash of all tokens up to p, computed from what the *page* of position p - 1 holds. So a page that was freed too early, overwritten,
+wrongly shared or wrongly copied shows up as a wrong token.
 """
 
 from __future__ import annotations
