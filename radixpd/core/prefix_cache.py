@@ -81,10 +81,11 @@ class PrefixCache:
         merged = len(known)
         if merged:
             self.allocator.free(page_ids[:merged])
+            self._move_lock(node, end)
         if merged < len(page_ids):
-            end = self._insert(end, data[merged * self.page_bytes :], page_ids[merged:], priority)
-        self.tree.lock(end)
-        self.tree.unlock(node)
+            last = self._insert(end, data[merged * self.page_bytes :], page_ids[merged:], priority)
+            self._move_lock(end, last)
+            end = last
         ids = np.concatenate([np.asarray(known, dtype=np.int32), page_ids[merged:]]) if merged else page_ids
         return Commit(end, ids, merged > 0)
 
@@ -105,6 +106,11 @@ class PrefixCache:
         assert self.tree.locked_pages == 0
         self._give_back(*self.tree.evict(self.tree.pages), silent=True)
         self.events.append(CacheCleared())
+
+    def _move_lock(self, old: TreeNode, new: TreeNode) -> None:
+        if new is not old:
+            self.tree.lock(new)
+            self.tree.unlock(old)
 
     def _insert(self, node: TreeNode, fresh: bytes, page_ids: np.ndarray, priority: int) -> TreeNode:
         parent = node.hashes[-1] if node.hashes else None
