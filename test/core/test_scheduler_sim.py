@@ -1,7 +1,8 @@
 """The real scheduler against a fake runner: random arrivals, aborts, stop strings, small pools, forks, every setting.
 
-`World` is the rim: it hands plans to the fake runner in order, gives results back at random moments, and after every move checks the invariants
-of the design. At the end every request must have ended exactly once, with the tokens that it would get alone, and the pool must be whole.
+`World` is the rim: it hands plans to the fake runner in order, gives results back at random moments, and after every move checks
+the invariants of the design. At the end every request must have ended exactly once, with the tokens that it would get alone, and
+the pool must be whole.
 """
 
 from __future__ import annotations
@@ -222,7 +223,8 @@ class World:
         assert (load.running, load.waiting, load.request_pages, load.locked_pages) == (0, 0, 0, 0)
         assert load.free_pages + load.tree_pages == self.pages
         if self.cache.disable_radix_cache:
-            assert load.tree_pages == 0 and not self.scheduler.cache.tree.roots
+            assert load.tree_pages == 0
+            assert not self.scheduler.cache.tree.roots
         assert self.scheduler.flush()
         assert self.scheduler.load().free_pages == self.pages
         assert not self.scheduler.cache.tree.roots
@@ -235,15 +237,18 @@ class World:
             return
         assert asked.prefilled == 1
         if asked.stopped >= 0:
-            assert end.finish == Finish("stop", matched="stop") and end.completion == asked.stopped
+            assert end.finish == Finish("stop", matched="stop")
+            assert end.completion == asked.stopped
             return
         expected = asked.params.max_new_tokens
         stops = set(asked.params.stop_token_ids) | (set() if asked.params.ignore_eos else {EOS})
         hit = next((i for i, token in enumerate(alone[:expected]) if token in stops), None)
         if hit is None:
-            assert end.finish == Finish("length") and len(asked.tokens) == expected == end.completion
+            assert end.finish == Finish("length")
+            assert len(asked.tokens) == expected == end.completion
         else:
-            assert end.finish == Finish("stop", matched=alone[hit]) and len(asked.tokens) == hit + 1 == end.completion
+            assert end.finish == Finish("stop", matched=alone[hit])
+            assert len(asked.tokens) == hit + 1 == end.completion
 
     def _check_logprobs(self, asked: Asked) -> None:
         assert len(asked.logprobs) == len(asked.tokens), "one log-probability per token"

@@ -1,0 +1,36 @@
+"""Servers shared by end-to-end tests: started on first use, one per set of flags, drained at the end of the session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from e2e.servers import Server, tiny_chat_model
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama that chats."""
+    return tiny_chat_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def serve(tiny: Path) -> Iterator[Callable[..., Server]]:
+    """`serve(*flags)`: the running server with these flags (on the tiny model, a pool of 4096 tokens unless the flags say otherwise)."""
+    servers: dict[tuple[str, ...], Server] = {}
+
+    def get(*flags: str) -> Server:
+        if flags not in servers:
+            pool = () if "--max-total-tokens" in flags else ("--max-total-tokens", "4096")
+            servers[flags] = Server(tiny, *pool, *flags)
+        return servers[flags]
+
+    yield get
+    assert {flags: server.close() for flags, server in servers.items()} == dict.fromkeys(servers, 0)
+
+
+@pytest.fixture(scope="session")
+def server(serve: Callable[..., Server]) -> Server:
+    """A server with default flags."""
+    return serve()
