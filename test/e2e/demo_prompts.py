@@ -32,7 +32,7 @@ STORY = (
 )
 LONG = "".join(
     STORY.format(day=day, wind=("north", "south-west", "east")[day % 3], glass=980 + 7 * day % 50, ships=day * day % 11)
-    for day in range(1, 17)
+    for day in range(1, 19)
 )
 
 PROMPTS = (
@@ -61,5 +61,6 @@ PROMPTS = (
 # What tokenizers disagree about.
 HARD_TEXTS = (
     "a  1", "x\t\t22", "y\n\n333", " 4 5  6   7", "3.14159e-10", "1,000,000", "\r\n\r\n42\r\n", "   ", "\n", "don't WE'LL i'm",
-    "<|im_start|>user\nhi<|im_end|>\n", "<|endoftext|>", "e\u0301 \u00e9", "\u200b\u00a0\u3000x", "👩‍👩‍👧‍👦 🇫🇷", "½ ² Ⅷ ٣٤", "naïve\u2028line",
+    "<|im_start|>user\nhi<|im_end|>\n", "<|endoftext|>", "e\u0301 \u00e9", "\u200b\u00a0\u3000x", "naïve\u2028line",
+    "\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7", "½ ² Ⅷ ٣٤",
 )  # fmt: skip
