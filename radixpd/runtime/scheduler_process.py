@@ -87,6 +87,7 @@ class Loop:
         self._seed = resolved.seed
         self._watchdog = resolved.settings.server.watchdog_timeout
         self._log = StepLog(resolved.settings.scheduler.decode_log_interval)
+        self._flushes: list[int] = []  # ids of flushes that have no answer yet
         self._ready = False
         self._stopping = False
         self._plans = 0
@@ -110,6 +111,7 @@ class Loop:
         """Do everything that can be done without waiting; whether that was anything."""
         moved = self._take_from_api(now)
         moved |= self._take_from_runner(now)
+        self._answer_flushes()
         moved |= self._plan(now)
         self._hand_out()
         self._load_stale |= moved
@@ -135,6 +137,9 @@ class Loop:
                     self._scheduler.abort(rid, text, status, now)
                 case Stop(rid, keep, matched):
                     self._scheduler.stop(rid, keep, matched, now)
+                case Control(number, "flush_cache"):
+                    self._flushes.append(number)
+                    self._answer_flushes()
                 case Control(number, action):
                     self._links.to_api.send(self._answer(number, action))
                 case Shutdown():
@@ -142,13 +147,17 @@ class Loop:
         return moved
 
     def _answer(self, number: int, action: str) -> Reply:
-        match action:
-            case "flush_cache":
-                return Reply(number, {}, "" if self._scheduler.flush() else "requests are running")
-            case "state":
-                return Reply(number, self._scheduler.state())
-            case _:
-                return Reply(number, {}, f"unknown action {action}")
+        if action == "state":
+            return Reply(number, self._scheduler.state())
+        return Reply(number, {}, f"unknown action {action}")
+
+    def _answer_flushes(self) -> None:
+        """A flush waits for steps in flight of requests that have ended (a client may flush right after an answer), never for a request."""
+        if self._flushes and (self._scheduler.flush() or self._scheduler.requests):
+            error = "requests are running" if self._scheduler.requests else ""
+            for number in self._flushes:
+                self._links.to_api.send(Reply(number, {}, error))
+            self._flushes.clear()
 
     def _take_from_runner(self, now: float) -> bool:
         moved = False

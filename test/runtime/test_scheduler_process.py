@@ -232,6 +232,21 @@ def test_flush_is_refused_while_a_request_runs(group: Group) -> None:
     assert group.control("dance").error == "unknown action dance"
 
 
+def test_flush_waits_for_the_steps_of_a_request_that_has_ended(group: Group) -> None:
+    group.answers = False
+    group.generate("stopped", [1, 2, 3])
+    group.pump(lambda: bool(group.held))
+    group.api_out.send(Stop("stopped", 0, "x"))
+    group.pump(lambda: "stopped" in group.finished())
+    group.api_out.send(Control(99, "flush_cache"))
+    assert group.control("state").body["in_flight"] > 0
+    assert not any(isinstance(message, Reply) and message.id == 99 for message in group.got)
+    group.answers = True
+    for plan in group.held:
+        group.answer(Step(plan))
+    group.pump(lambda: any(isinstance(message, Reply) and message.id == 99 and not message.error for message in group.got))
+
+
 def test_abort_and_stop_end_a_request_once(group: Group) -> None:
     group.answers = False
     prompt = group.generate("stopped", [1, 2, 3])
