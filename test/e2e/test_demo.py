@@ -1,7 +1,7 @@
 """The demo model through a real server against transformers: twenty prompts, alone and batched, cold and warm, under every setting.
 
 The unmarked test covers every pair of (chunk size, page size, depth, alone or batched, cold or warm) with few prompts; the marked one is
-the full product. `--threads 1`: the tests share the machine, and threads that wait for each other make a crowded one crawl.
+the full product.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def encode(directory: Path, tokenizer: Tokenizer) -> Callable[[Prompt], list[int
 
 def flags(chunk: int, page: int, depth: int) -> list[str]:
     """The flags of one setting; the pool is small, so that a server starts fast."""
-    options = ["--dtype", "float32", "--threads", "1", "--max-total-tokens", "8192"]
+    options = ["--dtype", "float32", "--max-total-tokens", "8192"]
     options += ["--chunked-prefill-size", str(chunk), "--page-size", str(page)]
     return options + (["--disable-overlap-schedule"] if depth == 0 else [])
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
-from e2e.servers import Server
+from e2e.servers import Server, together
 
 pytestmark = pytest.mark.full
 
 PAGE = 16
 END_OF_TURN = 2
-CONVERSATIONS, TURNS = 8, 4
 TOPICS = ("the sea", "bread", "chess", "Rome", "owls", "prime numbers", "gravity", "tea")
 QUESTIONS = ("Tell me one thing about {}.", "Is that always so?", "Give 3 examples,  please.", "Thanks! Now say it about {} in one word.")
 
@@ -23,7 +22,7 @@ QUESTIONS = ("Tell me one thing about {}.", "Is that always so?", "Give 3 exampl
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Server]:
     """The demo model with default flags but for a small pool."""
-    server = Server("demo", "--dtype", "float32", "--threads", "1", "--max-total-tokens", "16384", "--page-size", str(PAGE))
+    server = Server("demo", "--dtype", "float32", "--max-total-tokens", "16384", "--page-size", str(PAGE))
     yield server
     assert server.close() == 0
 
@@ -66,7 +65,7 @@ def test_a_conversation_computes_only_what_is_new(demo: Server) -> None:
     def talk(topic: str) -> list[tuple[int, int]]:
         """(cached tokens, tokens that the cache should hold) of every turn."""
         seen, history, held = [], list[int](), 0
-        for question in QUESTIONS[:TURNS]:
+        for question in QUESTIONS:
             asked = f"<|im_start|>user\n{question.format(topic)}<|im_end|>\n<|im_start|>assistant\n"
             prompt = history + tokens(demo, asked)
             answer: Any = demo.generate(input_ids=prompt, sampling_params={"temperature": 0, "max_new_tokens": 40})
@@ -78,10 +77,6 @@ def test_a_conversation_computes_only_what_is_new(demo: Server) -> None:
             history = prompt + output + tokens(demo, closing)
         return seen
 
-    with ThreadPoolExecutor(CONVERSATIONS) as pool:
-        conversations = list(pool.map(talk, TOPICS))
-    assert len(conversations) == CONVERSATIONS
-    for seen in conversations:
-        assert len(seen) == TURNS
+    for seen in together([partial(talk, topic) for topic in TOPICS]):
         assert [cached for cached, _ in seen[1:]] == [held for _, held in seen[1:]]
         assert all(held for _, held in seen[1:])
