@@ -11,109 +11,24 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from radixpd.core.page_hash import namespace
 from radixpd.core.request import LogprobParams, SamplingParams
 from radixpd.errors import BadRequest
+from radixpd.runtime.fields import LATER, MAX_SAMPLES, MAX_TOP_LOGPROBS, TOKENS, Options, Sampling, check_ranges, read, refuse_later
 
-__all__ = ["Ask", "Limits", "Options", "Sampling", "admit", "read", "refuse_later"]
+__all__ = [
+    "LATER", "MAX_SAMPLES", "MAX_TOP_LOGPROBS", "TOKENS", "Ask", "Limits", "Options", "Sampling", "admit", "read", "refuse_later",
+]  # fmt: skip
 
-MAX_SAMPLES = 128
-MAX_TOP_LOGPROBS = 128
 MAX_LIST = 128  # stop strings, stop token ids, token_ids_logprob
 MAX_STOP_LENGTH = 1024
 MAX_BIAS = 1024
 MAX_NAME = 1024  # characters of rid, extra_key, cache_salt
-TOKENS = 2**31 - 1
 GREEDY_BELOW = 1e-6
-
-RANGES: dict[str, tuple[float, float]] = {
-    "max_new_tokens": (0, TOKENS),
-    "min_new_tokens": (0, TOKENS),
-    "temperature": (0, 100),
-    "top_p": (1e-6, 1),
-    "top_k": (-1, TOKENS),
-    "min_p": (0, 1),
-    "frequency_penalty": (-2, 2),
-    "presence_penalty": (-2, 2),
-    "repetition_penalty": (0.01, 10),
-    "n": (1, MAX_SAMPLES),
-    "sampling_seed": (-(2**63), 2**63 - 1),
-    "seed": (-(2**63), 2**63 - 1),
-    "priority": (-(2**31), 2**31 - 1),
-    "logprob_start_len": (-1, TOKENS),
-    "top_logprobs_num": (0, MAX_TOP_LOGPROBS),
-}
-LATER = frozenset(
-    [
-        "json_schema",
-        "regex",
-        "ebnf",
-        "structural_tag",
-        "custom_params",
-        "stop_regex",
-        "stream_interval",
-        "lora_path",
-        "session_params",
-        "image_data",
-        "video_data",
-        "audio_data",
-        "modalities",
-        "input_embeds",
-        "custom_logit_processor",
-        "return_hidden_states",
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
-        "routed_dp_rank",
-        "data_parallel_rank",
-        "disagg_prefill_dp_rank",
-        "return_prompt_token_ids",
-    ]
-)
-
-Struct = TypeVar("Struct", bound=msgspec.Struct)
-
-
-class Sampling(msgspec.Struct, kw_only=True):
-    """Sampling parameters under their native names; null means the default."""
-
-    max_new_tokens: int | None = None
-    min_new_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[Any, float] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    n: int | None = None
-    sampling_seed: int | None = None
-    seed: int | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    no_stop_trim: bool | None = None
-
-
-class Options(msgspec.Struct, kw_only=True):
-    """What else one prompt may ask for."""
-
-    rid: str | None = None
-    priority: int | None = None
-    extra_key: str | None = None
-    cache_salt: str | None = None
-    return_logprob: bool | None = None
-    logprob_start_len: int | None = None
-    top_logprobs_num: int | None = None
-    token_ids_logprob: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +77,7 @@ def admit(
     """Validate everything about one prompt. `default_tokens` is the output limit of a request that gives none."""
     wish, extra = read(Sampling, sampling, names), read(Options, options, names)
     for part in (wish, extra):
-        _check_ranges(part, names)
+        check_ranges(part, names)
     if wish.spaces_between_special_tokens is False:
         raise BadRequest("spaces_between_special_tokens: false is not offered", param="spaces_between_special_tokens")
     parts = {tag: value for tag in ("extra_key", "cache_salt") if (value := _name(extra, tag, names))}
@@ -179,39 +94,6 @@ def admit(
         keep_stop=wish.no_stop_trim is True,
         names=names,
     )
-
-
-def read(kind: type[Struct], body: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Struct:
-    """`body` as a struct, with strict types."""
-    try:
-        return msgspec.convert(dict(body), kind)
-    except msgspec.ValidationError as error:
-        found = re.search(r"(.*?) - at `\$\.?(.*)`$", str(error), re.DOTALL)
-        if found is None:
-            raise BadRequest(str(error)) from None
-        path = found[2]
-        top = re.split(r"[.\[]", path, maxsplit=1)[0]
-        shown = (names or {}).get(top, top)
-        raise BadRequest(f"{shown}{path[len(top) :]}: {found[1]}", param=shown) from None
-
-
-def refuse_later(body: Mapping[str, Any]) -> None:
-    """Fields of features that this server does not have, unless they ask for nothing."""
-    for name in LATER & body.keys():
-        if body[name] not in (None, False, "", [], {}):
-            raise BadRequest(f"{name} is not served by this server", param=name, code="unsupported_field")
-
-
-def _check_ranges(part: msgspec.Struct, names: Mapping[str, str]) -> None:
-    for name in part.__struct_fields__:
-        value = getattr(part, name)
-        if value is None or name not in RANGES:
-            continue
-        low, high = RANGES[name]
-        # A NaN fails both comparisons.
-        if not low <= value <= high:
-            shown = names.get(name, name)
-            raise BadRequest(f"{shown} must be between {low} and {high}, got {value}", param=shown)
 
 
 def _params(

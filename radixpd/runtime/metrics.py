@@ -43,7 +43,11 @@ GAUGES = (
     _Row("num_queue_reqs", "Requests that wait", lambda v: v.load.waiting),
     _Row("num_parked_reqs", "Requests that their role holds back", lambda v: v.load.parked),
     _Row("num_used_tokens", "Tokens of KV pages that a request owns or locks", lambda v: v.load.used_tokens),
-    _Row("token_usage", "Share of the KV pool that requests own or lock", lambda v: v.load.request_pages / max(1, v.load.pages)),
+    _Row(
+        "token_usage",
+        "Share of the KV pool that requests own or lock",
+        lambda v: v.load.used_tokens / max(1, v.load.pages * v.load.page_size),
+    ),
     _Row("max_total_num_tokens", "Tokens that the KV pool holds", lambda v: v.load.pages * v.load.page_size),
     _Row("max_running_requests", "Slots", lambda v: v.load.max_running),
     _Row("cache_hit_rate", "Share of all prompt tokens that came from the cache", lambda v: v.load.hit_rate),

@@ -140,7 +140,8 @@ class TokenizerManager:
     async def _prepare(self, ask: Ask, arrived: float) -> _Prepared:
         prompt = await self.encode(ask.prompt, special=ask.special) if isinstance(ask.prompt, str) else ask.prompt
         if not len(prompt):
-            raise BadRequest("the prompt is empty: it has no tokens", param=_shown(ask.names, "text"))
+            shown = _shown(ask.names, "text")
+            raise BadRequest(f"{shown} is empty: it has no tokens", param=shown)
         limit = self._limit(ask, len(prompt))
         logprobs = ask.params.logprobs
         if logprobs is not None and logprobs.start > len(prompt):

@@ -8,7 +8,6 @@ process's main and by tests.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -77,9 +76,10 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise
     except Exception:
         logger.exception("%s %s failed", request.method, request.path)
-        started: Any = request.get(STREAM)
-        if not isinstance(started, web.StreamResponse):
+        started = request.get(STREAM)
+        if started is None:
             return status_reply(500, INTERNAL)
+        assert isinstance(started, web.StreamResponse)
         await started.write(event(error_body(EngineFailed(INTERNAL))))
         await started.write_eof()
         return started

@@ -131,7 +131,8 @@ def _ask(body: GenerateBody, prompt: str | list[int], index: int, count: int | N
         for name in ("rid", "return_logprob", "logprob_start_len", "top_logprobs_num", "priority", "extra_key", "cache_salt")
     }
     options["token_ids_logprob"] = _token_ids(body.token_ids_logprob, index, count)
-    return admit(prompt, sampling, options, limits=limits, names={})
+    names = {} if isinstance(prompt, str) else {"text": "input_ids"}
+    return admit(prompt, sampling, options, limits=limits, names=names)
 
 
 def _pick(value: Item | list[Item] | None, index: int, count: int | None, name: str) -> Item | None:

@@ -22,7 +22,7 @@ __all__ = ["DONE", "STREAM", "Cursor", "Frames", "Piece", "event", "stream"]
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-STREAM = "stream"  # key of the started response in the request
+STREAM = web.RequestKey("stream", web.StreamResponse)  # the started response
 
 
 @dataclass(frozen=True, slots=True)
