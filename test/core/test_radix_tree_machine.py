@@ -31,8 +31,14 @@ from radixpd.core.page_hash import token_bytes
 from radixpd.core.prefix_cache import PrefixCache
 from radixpd.core.radix_tree import TreeNode
 
-SPACES = st.sampled_from([b"", b"x" * 32])
-PAGES = st.lists(st.sampled_from("abcd"), max_size=7)  # letters name page contents, see `_data`
+SPACES = st.sampled_from([b"", b"", b"", b"x" * 32])
+STEMS = ("aaaaaaa", "abcdabc")  # letters name page contents, see `CacheMachine._data`
+PAGES = st.builds(
+    lambda stem, length, tail: [*stem[:length], *tail],
+    st.sampled_from(STEMS),
+    st.integers(0, 7),
+    st.lists(st.sampled_from("abcd"), max_size=2),
+)
 TAILS = st.integers(0, 15)  # tokens after the last full page
 Key = tuple[bytes, bytes]  # namespace, prefix in whole pages
 
@@ -53,10 +59,11 @@ class CacheMachine(RuleBasedStateMachine):
 
     owners = Bundle("owners")
 
-    @initialize(size=st.sampled_from([1, 4, 16]), pages=st.integers(1, 24), policy=st.sampled_from(sorted(RANKS)))
+    @initialize(size=st.sampled_from([1, 4, 16]), pages=st.sampled_from([2, 6, 12, 30]), policy=st.sampled_from(sorted(RANKS)))
     def start(self, size: int, pages: int, policy: str) -> None:
         self.size, self.pages, self.policy = size, pages, policy
-        self.cache = PrefixCache(pages, size, eviction_policy=policy, fingerprint="model")
+        self.cache = PrefixCache(pages, size, eviction_policy=policy)
+        self.cache.fingerprint = "model"
         self.held: dict[Key, int] = {}
         self.live: list[Owner] = []
         self.known: dict[bytes, Key] = {}  # hash -> key, from events alone
@@ -88,6 +95,10 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.available == self._available()
         free = self.cache.allocator.free_pages
         before = len(self.held)
+        if count > free:  # asked only here: asking tidies the queue
+            first, rank = self.cache.tree.evictable.first(), RANKS[self.policy]
+            assert first is not None
+            assert rank(first) == min(rank(leaf) for leaf in self._leaves()), "another leaf should go first"
         pages: list[int] = self.cache.allocate(count).tolist()
         self._replay()
         assert before - len(self.held) == max(count - free, 0)
@@ -96,6 +107,9 @@ class CacheMachine(RuleBasedStateMachine):
         assert not taken & set(pages), "a page that has an owner was handed out"
         assert all(0 <= page < self.pages for page in pages)
         return pages
+
+    def _leaves(self) -> list[TreeNode]:
+        return [node for node in self.cache.tree.nodes() if not node.children and not node.refs]
 
     def _replay(self) -> None:
         """Events since the last time, into `known`; evicted pages leave the model."""
@@ -142,7 +156,7 @@ class CacheMachine(RuleBasedStateMachine):
             owner.fresh = data[len(found) * 4 * self.size :][: need * 4 * self.size]
         return owner
 
-    @rule(owner=owners, count=st.integers(1, 7), priority=st.integers(0, 2))
+    @rule(owner=owners, count=st.sampled_from([9, 9, 1, 2]), priority=st.integers(0, 2))
     def commit(self, owner: Owner, count: int, priority: int) -> None:
         """Hand over the next pages; those that the tree has already are freed, and the tree's are used."""
         count = min(count, len(owner.own))
@@ -263,15 +277,10 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def queue(self) -> None:
-        """In the queue: every unlocked leaf and nothing else; its first has the smallest rank of all."""
-        tree = self.cache.tree
-        leaves = [n for n in tree.nodes() if not n.children and not n.refs]
-        assert all(leaf in tree.evictable for leaf in leaves)
-        assert len(tree.evictable) == len(leaves)
-        first = tree.evictable.first()
-        assert (first is None) == (not leaves)
-        if first is not None:
-            assert RANKS[self.policy](first) == min(RANKS[self.policy](leaf) for leaf in leaves)
+        """In the queue: every unlocked leaf and nothing else."""
+        leaves = self._leaves()
+        assert all(leaf in self.cache.tree.evictable for leaf in leaves)
+        assert len(self.cache.tree.evictable) == len(leaves)
 
     @invariant()
     def hashes(self) -> None:
@@ -307,7 +316,7 @@ def _settings(examples: int, steps: int, derandomize: bool) -> settings:
 
 
 def test_random_histories() -> None:
-    run_state_machine_as_test(CacheMachine, settings=_settings(250, 40, True))
+    run_state_machine_as_test(CacheMachine, settings=_settings(150, 40, True))
 
 
 @pytest.mark.full
