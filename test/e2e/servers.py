@@ -1,14 +1,15 @@
 """Real servers for end-to-end tests: `python -m radixpd.launch_server` in processes of its own, spoken to over HTTP.
 
 `Server` starts one and waits for /health with a deadline; `close` drains it and fails the test if it does not exit cleanly.
-`tiny_chat_model` writes a tiny random model with a byte-level tokenizer and a chat template, so that every route works without any
-download.
+`together` sends requests at once, `run_to_end` runs a command line that is expected to fail. `tiny_chat_model` writes a tiny random
+model with a byte-level tokenizer and a chat template, so that every route works without any download.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,18 +17,94 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["Answer", "Server", "free_port", "tiny_chat_model"]
+__all__ = [
+    "ASCII_BIAS", "ASCII_IDS", "Answer", "Ended", "Server", "free_port", "run_to_end", "session_members", "tiny_chat_model", "together",
+    "until",
+]  # fmt: skip
 
 START_DEADLINE = 120.0
+SETTLE_DEADLINE = 20.0
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+VOCABULARY = 256 + len(SPECIALS)
+ASCII_IDS = list(range(len(SPECIALS), len(SPECIALS) + 94))  # of the tiny model: "!" to "~", one token each
+ASCII_BIAS = {str(token): -100 for token in range(VOCABULARY) if token not in ASCII_IDS}  # makes the tiny model write only those
+
+Result = TypeVar("Result")
+
+
+def together(calls: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Results of calls made at the same time, in their order."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def until(condition: Callable[[], Result], what: str, *, seconds: float = SETTLE_DEADLINE) -> Result:
+    """Poll a real process until the condition holds (is true); its value."""
+    deadline = time.monotonic() + seconds
+    while True:
+        if value := condition():
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.02)  # bounded by the deadline above
+
+
+def session_members(session: int) -> dict[int, str]:
+    """Living processes of a session: id -> command line. Zombies do not count."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            state, _, _, member_of = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:4]
+            if int(member_of) == session and state != "Z":
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it has just ended
+    return found
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command line ended."""
+
+    code: int
+    stderr: str
+    seconds: float
+    left: dict[int, str]  # processes that it left behind
+
+    @property
+    def error(self) -> str:
+        """The one error line."""
+        lines = [line for line in self.stderr.splitlines() if "error" in line.lower()]
+        assert len(lines) == 1, self.stderr
+        assert "Traceback" not in self.stderr
+        return lines[0]
+
+
+def run_to_end(*arguments: str, deadline: float = 60, **environment: str) -> Ended:
+    """`python -m radixpd.launch_server` with these arguments, which must end by itself."""
+    started = time.monotonic()
+    command = [sys.executable, "-m", "radixpd.launch_server", *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}, start_new_session=True
+    )
+    try:
+        _, stderr = process.communicate(timeout=deadline)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise AssertionError(f"still running after {deadline} s: {arguments}") from None
+    return Ended(process.returncode, stderr, time.monotonic() - started, session_members(process.pid))
 
 
 def free_port() -> int:
@@ -57,7 +134,18 @@ class Server:
     def __init__(self, model: str | Path, *flags: str, wait: bool = True, **environment: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "radixpd.launch_server", "--model-path", str(model), "--port", str(self.port), *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "radixpd.launch_server",
+            "--model-path",
+            str(model),
+            "--port",
+            str(self.port),
+            "--threads",
+            "1",
+            *flags,
+        ]
         self.log_path = Path(os.environ["XDG_CACHE_HOME"]) / f"server-{self.port}.log"
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
@@ -145,12 +233,38 @@ class Server:
                         return
                     yield json.loads(text)
 
+    def server_info(self) -> Any:
+        """GET /server_info."""
+        return self.get("/server_info").json
+
+    def pages(self) -> dict[str, float]:
+        """KV pages by owner: free, tree, request."""
+        lines = [line for line in self.get("/metrics").body.decode().splitlines() if line.startswith("radixpd:pages{")]
+        return {line.split('owner="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+    def settled(self) -> dict[str, float]:
+        """Wait until nothing runs or waits; the pages by owner then. No page may be lost or still held."""
+        # The scheduler's own word: the load behind /metrics is fresh once it says so.
+        until(lambda: self.server_info()["internal_states"] == [{"in_flight": 0, "requests": []}], "no request runs or waits")
+        assert self.metric("num_running_reqs") + self.metric("num_queue_reqs") + self.metric("num_parked_reqs") == 0
+        assert self.metric("num_used_tokens") == 0
+        pages = self.pages()
+        assert pages["request"] == 0
+        assert (pages["free"] + pages["tree"]) * self.server_info()["page_size"] == self.metric("max_total_num_tokens")
+        return pages
+
+    def flush(self) -> None:
+        """Empty the cache of an idle server."""
+        self.settled()
+        answer = self.post("/flush_cache")
+        assert answer.status == 200, answer.body
+
     def metric(self, name: str) -> float:
         """The value of one gauge or counter of /metrics (without its prefix); samples with labels are added up."""
         values = [
             float(line.rsplit(" ", 1)[1])
             for line in self.get("/metrics").body.decode().splitlines()
-            if line.startswith((f"radixpd:{name} ", f"radixpd:{name}{{"))
+            if re.match(rf"radixpd:{name}(_total)?[ {{]", line)
         ]
         assert values, f"no metric {name}"
         return sum(values)
@@ -181,7 +295,7 @@ def tiny_chat_model(directory: Path, family: str = "llama", *, template: bool = 
         {"id": i, "content": t, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
         for i, t in enumerate(SPECIALS)
     ]
-    options = {"vocab_size": 256 + len(SPECIALS), "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2}
+    options = {"vocab_size": VOCABULARY, "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2}
     save_tiny(directory, family, **{**options, **overrides})
     (directory / "tokenizer.json").write_text(json.dumps(document))
     settings = {"bos_token": SPECIALS[1], "eos_token": SPECIALS[2], "add_bos_token": False, "tokenizer_class": "PreTrainedTokenizerFast"}
