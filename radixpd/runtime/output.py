@@ -51,7 +51,7 @@ class Output:
     prompt: np.ndarray  # int32
     detokenizer: Detokenizer
     observer: Observer
-    wake: Callable[[], None]
+    wake: Callable[[bool], None]  # called after each change; True with the end
     limit: int
     keep_stop: bool = False
     arrived: float = field(default_factory=time.monotonic)
@@ -113,7 +113,7 @@ class Output:
         if end is not None:
             self._finish(len(self.ids), end.finish)
         else:
-            self.wake()
+            self.wake(False)
         return None
 
     def error(self, *, aborts: bool = False) -> RadixpdError | None:
@@ -143,7 +143,7 @@ class Output:
         self._cut(keep)
         self.finish = finish
         self.observer.ended(time.monotonic() - self.arrived)
-        self.wake()
+        self.wake(True)
 
     def _measure(self) -> None:
         fresh = len(self.ids) - self._shown
@@ -168,6 +168,7 @@ class Generation:
     def __init__(self, abort: Callable[[str], None]) -> None:
         self.groups: tuple[tuple[Output, ...], ...] = ()
         self._abort = abort
+        self._ended = 0
         self._changed = asyncio.Event()
         self._done = asyncio.Event()
 
@@ -176,10 +177,11 @@ class Generation:
         """All outputs, prompt by prompt."""
         return [output for group in self.groups for output in group]
 
-    def wake(self) -> None:
-        """Called by each output when it changed."""
+    def wake(self, ended: bool) -> None:
+        """Called by each output when it changed, once with `ended`."""
         self._changed.set()
-        if all(output.finish is not None for group in self.groups for output in group):
+        self._ended += ended
+        if ended and self._ended == sum(len(group) for group in self.groups):
             self._done.set()
 
     async def finished(self, *, aborts: bool = False) -> None:

@@ -41,7 +41,7 @@ def make(tokenizer, *, stop=(), keep_stop=False, limit=100):
     wakes = []
     output = Output(
         rid="r", group="r", sample=0, prompt=np.array([1], dtype=np.int32), limit=limit, keep_stop=keep_stop, observer=Observed(),
-        detokenizer=Detokenizer(tokenizer, stop=stop, keep_stop=keep_stop), wake=lambda: wakes.append(1),
+        detokenizer=Detokenizer(tokenizer, stop=stop, keep_stop=keep_stop), wake=wakes.append,
     )  # fmt: skip
     return output, wakes
 
@@ -87,6 +87,7 @@ def test_text_held_for_a_stop_string_comes_with_the_end(tokenizer) -> None:
     output.settle()
     assert output.text == "abSTO"
     assert output.cached == 5
+    assert wakes == [False, True]
 
 
 def test_the_end_token_is_not_text(tokenizer) -> None:
