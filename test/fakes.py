@@ -44,6 +44,8 @@ def continuation(prompt: np.ndarray, params: SamplingParams, sample: int = 0, co
 class FakeRunner:
     """Runs plans on integers."""
 
+    fingerprint = "fake"
+
     def __init__(self, *, pages: int, page_size: int, slots: int, context_length: int) -> None:
         self.page_size = page_size
         self.tokens = np.full((slots, context_length + 2), -1, dtype=np.int64)

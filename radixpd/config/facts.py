@@ -19,6 +19,8 @@ __all__ = ["MachineFacts", "ModelFacts", "read_machine_facts", "read_model_facts
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 
+HEAD_DIM = {"Qwen3ForCausalLM": 128}  # where a config names none, these do not mean hidden / heads
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -69,7 +71,7 @@ def read_model_facts(directory: str | Path) -> ModelFacts:
         layers=_positive(config, "num_hidden_layers", where),
         heads=heads,
         kv_heads=_positive(config, "num_key_value_heads", where, default=heads),
-        head_dim=_positive(config, "head_dim", where, default=max(1, hidden // heads)),
+        head_dim=_positive(config, "head_dim", where, default=HEAD_DIM.get(architectures[0], max(1, hidden // heads))),
         hidden=hidden,
         intermediate=_positive(config, "intermediate_size", where),
         context_length=_positive(config, "max_position_embeddings", where),

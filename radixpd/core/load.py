@@ -51,6 +51,11 @@ class LoadSnapshot:
         return (self.request_pages + self.locked_pages) * self.page_size
 
     @property
+    def token_usage(self) -> float:
+        """Share of the pool that is used."""
+        return self.used_tokens / max(1, self.pages * self.page_size)
+
+    @property
     def hit_rate(self) -> float:
         """Share of all prompt tokens that came from the cache."""
         return self.cached_tokens_total / self.prompt_tokens_total if self.prompt_tokens_total else 0.0

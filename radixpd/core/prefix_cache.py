@@ -32,7 +32,7 @@ class Commit:
 class PrefixCache:
     """All pages of one pool and what they hold."""
 
-    def __init__(self, pages: int, page_size: int, *, eviction_policy: str = "lru", reuse: bool = True, fingerprint: str = "") -> None:
+    def __init__(self, pages: int, page_size: int, *, eviction_policy: str = "lru", reuse: bool = True) -> None:
         self.page_size = page_size
         self.page_bytes = 4 * page_size
         self.reuse = reuse
@@ -40,7 +40,7 @@ class PrefixCache:
         self.allocator = PageAllocator(pages)
         self.events: list[CacheEvent] = []
         self.evicted_pages = 0
-        self._fingerprint = fingerprint
+        self.fingerprint = ""  # of weights and precision: what the KV depends on beside the tokens
 
     @property
     def available(self) -> int:
@@ -53,7 +53,7 @@ class PrefixCache:
 
     def root(self, space: bytes) -> bytes:
         """The hash on which a namespace's chains start."""
-        return root_hash(self._fingerprint, space)
+        return root_hash(self.fingerprint, space)
 
     def peek(self, space: bytes, data: bytes, limit: int) -> tuple[TreeNode | None, int]:
         """Longest cached prefix in pages, without touching anything."""

@@ -43,7 +43,6 @@ class Scheduler:
         pages: int,
         context_length: int,
         eos_ids: Sequence[int],
-        fingerprint: str = "",
         role: Role | None = None,
     ) -> None:
         slots = settings.max_running_requests
@@ -58,7 +57,6 @@ class Scheduler:
             cache.page_size,
             eviction_policy=cache.radix_eviction_policy,
             reuse=not cache.disable_radix_cache,
-            fingerprint=fingerprint,
         )
         self.table = SlotTable(slots, context_length, cache.page_size)
         self.holdings = Holdings(self.table, self.cache)
@@ -73,6 +71,11 @@ class Scheduler:
         self._effects = Effects()
         self._steps = 0
         self._arrivals = 0
+
+    def identify(self, fingerprint: str) -> None:
+        """Name the weights and the precision that this pool's KV comes from; page hashes start from it. Before the first plan."""
+        assert self._steps == 0
+        self.cache.fingerprint = fingerprint
 
     # ---- requests come and go -------------------------------------------------------------------------------------------------
 

@@ -13,9 +13,10 @@ from radixpd.config.resolve import Resolved
 from radixpd.engine.device import start_device
 from radixpd.engine.parallel import Solo
 from radixpd.engine.runner import Runner
+from radixpd.errors import ConfigError
 from radixpd.kv.layout import KVLayout
 from radixpd.kv.pool import Pool, require_memory
-from radixpd.models.weights import load_decoder
+from radixpd.models.weights import fingerprint, load_decoder
 
 __all__ = ["build_runner"]
 
@@ -28,13 +29,11 @@ def build_runner(resolved: Resolved) -> Runner:
     logger.info("model runner: %s, weights and KV in %s", device, resolved.dtype)
     layout = KVLayout(**resolved.layout)
     require_memory(layout, resolved.pages)
-    model = load_decoder(
-        Path(resolved.directory),
-        dtype=resolved.dtype,
-        load_format=resolved.settings.model.load_format,
-        seed=resolved.seed,
-        parallel=Solo(),
-    )
+    directory, load_format = Path(resolved.directory), resolved.settings.model.load_format
+    model = load_decoder(directory, dtype=resolved.dtype, load_format=load_format, seed=resolved.seed, parallel=Solo())
+    if (model.kv_heads, model.spec.head_dim) != (layout.kv_heads, layout.head_dim):
+        shape = f"{model.kv_heads} KV heads of {model.spec.head_dim}"
+        raise ConfigError(f"--model-path: the weights have {shape}, the pool was laid out for {layout.kv_heads} of {layout.head_dim}")
     pool = Pool(layout, resolved.pages)
     attention = build_attention(resolved.settings.engine.attention_backend, pool.layers, heads=model.heads, head_dim=layout.head_dim)
     return Runner(
@@ -45,4 +44,5 @@ def build_runner(resolved: Resolved) -> Runner:
         context_length=resolved.context_length,
         vocab_size=resolved.model.vocab_size,
         eos_ids=resolved.eos_ids,
+        fingerprint=fingerprint(directory, dtype=resolved.dtype, load_format=load_format, seed=resolved.seed),
     )

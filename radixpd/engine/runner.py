@@ -48,12 +48,14 @@ class Runner:
         context_length: int,
         vocab_size: int,
         eos_ids: tuple[int, ...],
+        fingerprint: str = "",
     ) -> None:
         self.model = model
         self.attention = attention
         self.pool = pool
         self.page_size = pool.layout.page_size
         self.vocab_size = vocab_size
+        self.fingerprint = fingerprint  # of weights and precision: what the KV depends on beside the tokens
         self.tables = Tables(slots=slots, context_length=context_length, page_size=self.page_size)
         self.sampler = Sampler(slots=slots, vocab_size=vocab_size, eos_ids=eos_ids)
 

@@ -7,6 +7,7 @@ process is tied to its parent from its first moment. Started by the supervisor a
 from __future__ import annotations
 
 import logging
+import os
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -16,7 +17,6 @@ import zmq
 
 from radixpd.config.resolve import from_json
 from radixpd.errors import ConfigError
-from radixpd.kv.layout import KVLayout
 from radixpd.runtime import child
 from radixpd.runtime.links import Addresses, Receiver, Sender
 from radixpd.runtime.messages import Failed, RunnerReady, Shutdown, Step, Stepped, ToRunner
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 LINGER_MS = 1000
+SPINS = "1000"
 
 logger = logging.getLogger(__name__)
 
 
 def _load(launch: child.Launch) -> tuple[Runner, RunnerReady]:
+    # A core that another process has taken must not cost a whole time slice at every barrier: wait briefly, then sleep. Read by the
+    # OpenMP runtime when torch loads it.
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     from radixpd.engine.build import build_runner
 
     began = time.monotonic()
     resolved = from_json(launch.resolved)
     runner = build_runner(resolved)
-    layout = KVLayout(**resolved.layout)
-    ready = RunnerReady(
-        pages=resolved.pages, page_size=resolved.page_size, fingerprint=layout.fingerprint, load_seconds=time.monotonic() - began
-    )
-    return runner, ready
+    return runner, RunnerReady(resolved.pages, resolved.page_size, runner.fingerprint, time.monotonic() - began)
 
 
 def _run_steps(runner: Runner, plans: Receiver[ToRunner], results: Sender) -> int:

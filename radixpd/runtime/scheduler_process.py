@@ -155,6 +155,9 @@ class Loop:
         """A flush waits for steps in flight of requests that have ended (a client may flush right after an answer), never for a request."""
         if self._flushes and (self._scheduler.flush() or self._scheduler.requests):
             error = "requests are running" if self._scheduler.requests else ""
+            if not error and self._ready:
+                # Before the answer, so that a client that has it reads an empty cache in /metrics.
+                self._links.to_api.send(Load(self._scheduler.load()))
             for number in self._flushes:
                 self._links.to_api.send(Reply(number, {}, error))
             self._flushes.clear()
@@ -170,6 +173,7 @@ class Loop:
                 case RunnerReady(pages):
                     if pages != self._pages:
                         raise EngineFailed(f"the model runner has {pages} KV pages where {self._pages} were decided")
+                    self._scheduler.identify(message.fingerprint)
                     logger.info("the model runner is ready after %.1f s", message.load_seconds)
                     self._ready = True
                 case Failed(text):
@@ -278,8 +282,6 @@ def _body(launch: child.Launch) -> int:
             pages=resolved.pages,
             context_length=resolved.context_length,
             eos_ids=resolved.eos_ids,
-            # Page hashes are equal where the KV is: same shape of model, same precision.
-            fingerprint=f"{resolved.model} {resolved.dtype}",
         )
         try:
             Loop(scheduler, links, resolved=resolved, events=events, runner_pids=launch.runner_pids).run()

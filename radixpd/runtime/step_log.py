@@ -55,7 +55,7 @@ class StepLog:
             stats.new_sequences,
             stats.new_tokens,
             stats.cached_tokens,
-            _usage(load),
+            load.token_usage,
             stats.running,
             stats.waiting,
         )
@@ -69,11 +69,7 @@ class StepLog:
             "Decode batch. #running-req: %d, #token: %d, token usage: %.2f, gen throughput (token/s): %.2f, #queue-req: %d",
             stats.running,
             load.used_tokens,
-            _usage(load),
+            load.token_usage,
             rate,
             stats.waiting,
         )
-
-
-def _usage(load: LoadSnapshot) -> float:
-    return load.used_tokens / max(1, load.pages * load.page_size)

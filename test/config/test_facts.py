@@ -47,7 +47,7 @@ def test_a_full_config(tmp_path: Path) -> None:
 
 def test_what_may_be_left_out(tmp_path: Path) -> None:
     model = read_model_facts(directory(tmp_path, without("num_key_value_heads", "head_dim", "torch_dtype", "eos_token_id")))
-    assert (model.kv_heads, model.head_dim, model.dtype, model.eos_ids) == (4, 16, "float32", ())
+    assert (model.kv_heads, model.head_dim, model.dtype, model.eos_ids) == (4, 128, "float32", ())  # Qwen3: 128, not hidden / heads
 
 
 def test_the_newer_name_of_dtype(tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ def test_namespaces_share_nothing() -> None:
 
 
 def test_the_fingerprint_names_the_hashes() -> None:
-    first, second = PrefixCache(4, SIZE, fingerprint="a"), PrefixCache(4, SIZE, fingerprint="b")
+    first, second = PrefixCache(4, SIZE), PrefixCache(4, SIZE)
+    first.fingerprint, second.fingerprint = "a", "b"
     _store(first, _tokens(1))
     _store(second, _tokens(1))
     assert first.events[0].hashes != second.events[0].hashes  # type: ignore[union-attr]
