@@ -223,6 +223,9 @@ class FakeEngine:
             turn.prefilled.append(Prefilled(sample.rid, self.cached, 0.0))
             if sample.first and params.logprobs is not None and params.logprobs.start >= 0:
                 turn.scored.append(PromptScored(sample.rid, _scores(prompt, params)))
+        if params.max_new_tokens == 0:
+            turn.finished.append(self._finished(sample, Finish("length")))
+            return
         token = sample.token()
         turn.tokens[sample.rid] = token
         turn.logprobs.append(_logprobs(token, params))

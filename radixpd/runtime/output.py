@@ -43,7 +43,7 @@ class Observer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Output:
-    """One sample while it lives and after. `group` is the client's rid; `limit` 0 shows no token of what the brain samples."""
+    """One sample while it lives and after. `group` is the client's rid."""
 
     rid: str
     group: str
@@ -52,7 +52,6 @@ class Output:
     detokenizer: Detokenizer
     observer: Observer
     wake: Callable[[bool], None]  # called after each change; True with the end
-    limit: int
     keep_stop: bool = False
     arrived: float = field(default_factory=time.monotonic)
     ids: list[int] = field(default_factory=list)
@@ -93,9 +92,6 @@ class Output:
         end = self._end
         if end is not None and end.completion < len(self.ids):
             self._cut(end.completion)
-        if self.limit == 0:
-            self._settle_scores_only(end)
-            return None
         self._measure()
         upto = len(self.ids)
         if end is not None and end.finish.kind == "stop" and isinstance(end.finish.matched, int) and not self.keep_stop:
@@ -126,12 +122,6 @@ class Output:
         if finish.status < 500:
             return BadRequest(finish.message, status=finish.status)
         return EngineFailed(finish.message)
-
-    def _settle_scores_only(self, end: Finished | None) -> None:
-        if end is None:
-            return
-        aborted = end.finish.kind == "abort"
-        self._finish(0, end.finish if aborted else Finish("length"))
 
     def _cut(self, keep: int) -> None:
         del self.ids[keep:]

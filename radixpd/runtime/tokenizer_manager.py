@@ -48,12 +48,11 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """One prompt, ready to be sent. `limit` is what the client gets, `message.params` what the brain is asked for."""
+    """One prompt, ready to be sent."""
 
     ask: Ask
     message: Generate
     group: str
-    limit: int
 
 
 @dataclass(slots=True, eq=False)
@@ -157,14 +156,12 @@ class TokenizerManager:
             message=Generate(
                 rids=(group,) if samples == 1 else tuple(f"{group}-{index}" for index in range(samples)),
                 prompt=prompt,
-                # The brain always samples; a request for scores alone is cut to nothing by its output.
-                params=replace(ask.params, max_new_tokens=max(1, limit), seed=seed),
+                params=replace(ask.params, max_new_tokens=limit, seed=seed),
                 namespace=ask.namespace,
                 priority=ask.priority,
                 arrived=arrived,
             ),
             group=group,
-            limit=limit,
         )
 
     def _limit(self, ask: Ask, prompt: int) -> int:
@@ -172,15 +169,15 @@ class TokenizerManager:
         room = longest - prompt
         if room >= 1 and ask.clamp:
             return min(asked, room)
-        if max(1, asked) <= room:
+        if asked <= room:
             return asked
         context = self.limits.context_length
         what = "maximum context length" if longest == context else "KV pool"
-        wanted = max(1, asked) if not ask.clamp else 1
+        wanted = 1 if ask.clamp else asked
         raise BadRequest(
             f"this server's {what} is {longest} tokens, but the request needs {prompt + wanted}: {prompt} in the prompt and {wanted} to "
             "generate",
-            param=_shown(ask.names, "text" if room < 1 else "max_new_tokens"),
+            param=_shown(ask.names, "text" if room < min(asked, 1) else "max_new_tokens"),
             code="context_length_exceeded",
         )
 
@@ -222,7 +219,6 @@ class TokenizerManager:
                 ),
                 observer=self.observer,
                 wake=generation.wake,
-                limit=item.limit,
                 keep_stop=ask.keep_stop,
                 arrived=arrived,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fake_engine import EOS, write_model
+from fake_engine import write_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,10 +37,10 @@ def tokenizer(tmp_path_factory):
     return load_tokenizer(write_model(tmp_path_factory.mktemp("model")))
 
 
-def make(tokenizer, *, stop=(), keep_stop=False, limit=100):
+def make(tokenizer, *, stop=(), keep_stop=False):
     wakes = []
     output = Output(
-        rid="r", group="r", sample=0, prompt=np.array([1], dtype=np.int32), limit=limit, keep_stop=keep_stop, observer=Observed(),
+        rid="r", group="r", sample=0, prompt=np.array([1], dtype=np.int32), keep_stop=keep_stop, observer=Observed(),
         detokenizer=Detokenizer(tokenizer, stop=stop, keep_stop=keep_stop), wake=wakes.append,
     )  # fmt: skip
     return output, wakes
@@ -96,16 +96,6 @@ def test_the_end_token_is_not_text(tokenizer) -> None:
     output.end(ended("stop", 3, matched=output.ids[-1]))
     output.settle()
     assert (output.text, len(output.ids)) == ("ab", 3)
-
-
-def test_scores_only(tokenizer) -> None:
-    output, _ = make(tokenizer, limit=0)
-    receive(output, tokenizer, "a")
-    assert output.settle() is None
-    assert output.finish is None
-    output.end(ended("stop", 1, matched=EOS))
-    output.settle()
-    assert (output.ids, output.text, output.finish) == ([], "", Finish("length"))
 
 
 @pytest.mark.parametrize(("status", "error"), [(400, BadRequest), (503, Overloaded), (500, EngineFailed), (499, None)])
