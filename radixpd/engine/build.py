@@ -16,6 +16,7 @@ from radixpd.engine.runner import Runner
 from radixpd.errors import ConfigError
 from radixpd.kv.layout import KVLayout
 from radixpd.kv.pool import Pool, require_memory
+from radixpd.models.decoder import Decoder
 from radixpd.models.weights import fingerprint, load_decoder
 
 __all__ = ["build_runner"]
@@ -30,7 +31,7 @@ def build_runner(resolved: Resolved) -> Runner:
     layout = KVLayout(**resolved.layout)
     require_memory(layout, resolved.pages)
     directory, load_format = Path(resolved.directory), resolved.settings.model.load_format
-    model = load_decoder(directory, dtype=resolved.dtype, load_format=load_format, seed=resolved.seed, parallel=Solo())
+    model = _load(resolved)
     if (model.kv_heads, model.spec.head_dim) != (layout.kv_heads, layout.head_dim):
         shape = f"{model.kv_heads} KV heads of {model.spec.head_dim}"
         raise ConfigError(f"--model-path: the weights have {shape}, the pool was laid out for {layout.kv_heads} of {layout.head_dim}")
@@ -46,3 +47,14 @@ def build_runner(resolved: Resolved) -> Runner:
         eos_ids=resolved.eos_ids,
         fingerprint=fingerprint(directory, dtype=resolved.dtype, load_format=load_format, seed=resolved.seed),
     )
+
+
+def _load(resolved: Resolved) -> Decoder:
+    """The model with its weights. What is wrong with its files is told with the flag and the path that the user gave."""
+    model = resolved.settings.model
+    try:
+        return load_decoder(
+            Path(resolved.directory), dtype=resolved.dtype, load_format=model.load_format, seed=resolved.seed, parallel=Solo()
+        )
+    except ConfigError as error:
+        raise ConfigError(str(error) if str(error).startswith("--") else f"--model-path {model.model_path}: {error}") from None

@@ -221,7 +221,7 @@ class Server:
         return answer.json
 
     def stream(self, path: str, body: Any, *, timeout: float = 120) -> Iterator[Any]:
-        """Server-sent events of one request, parsed; ends with `[DONE]`."""
+        """Server-sent events of one request, parsed, up to `[DONE]` or an error event; an end without either is a `ConnectionError`."""
         request = urllib.request.Request(
             self.url + path, data=json.dumps({**body, "stream": True}).encode(), headers={"content-type": "application/json"}
         )
@@ -231,7 +231,11 @@ class Server:
                     text = line[6:].strip()
                     if text == b"[DONE]":
                         return
-                    yield json.loads(text)
+                    event = json.loads(text)
+                    yield event
+                    if "error" in event:
+                        return
+        raise ConnectionError("the stream ended without [DONE]")
 
     def server_info(self) -> Any:
         """GET /server_info."""
