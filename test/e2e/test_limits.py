@@ -168,7 +168,8 @@ def test_va_05_max_tokens_negative_or_missing(server: Server, route: str) -> Non
     [
         ("temperature", 999999), ("temperature", -1), ("temperature", "hot"), ("repetition_penalty", 0), ("repetition_penalty", 1e9),
         ("frequency_penalty", 3), ("presence_penalty", -3), ("top_p", 0), ("top_p", 1.5), ("top_k", -2), ("min_p", 2), ("n", 0),
-        ("n", 10**6), ("seed", 2**80), ("min_tokens", -1), ("logit_bias", {"5": 1e9}), ("logit_bias", {"-1": 1}), ("logit_bias", {"999999": 1}),
+        ("n", 10**6), ("seed", 2**80), ("min_tokens", -1), ("logit_bias", {"5": 1e9}), ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"999999": 1}),
         ("stop_token_ids", [10**9]), ("stop_token_ids", [-1]), ("max_new_tokens", 1.5), ("n", True),
     ],
 )  # fmt: skip
