@@ -24,6 +24,7 @@ from radixpd.core.step import Score, SlotBegin
 __all__ = ["Prefill"]
 
 SHARED_TOKENS = 32  # an uncached common prefix shorter than this is not worth waiting for
+DEFERRED_LIMIT = 128  # a look at this many waiting sharers is enough for one step: the rest of a long queue most likely shares too
 
 
 class Verdict(enum.Enum):
@@ -71,9 +72,11 @@ class Prefill:
             self._add_piece(builder, budget, request)
         if not self.waiting or not budget.left:
             return
+        deferred = 0
         for request in policy.order(self.waiting, self.policy, self.holdings.cache, seed):
             verdict = self._admit(builder, budget, request, now)
-            if verdict is Verdict.NO_ROOM:
+            deferred += verdict is Verdict.DEFERRED
+            if verdict is Verdict.NO_ROOM or deferred == DEFERRED_LIMIT:
                 break
 
     def _admit(self, builder: PlanBuilder, budget: Budget, request: Request, now: float) -> Verdict:
