@@ -82,7 +82,8 @@ def test_is_02_namespaces_never_share(server: Server, field: str) -> None:
 
 def test_is_02_parts_of_a_namespace_are_framed(server: Server) -> None:
     prompt = ids(200, 3)
-    pairs = [("ab", "c"), ("a", "bc"), ("", "abc"), ("abc", "")]
+    # Joined without lengths, neighbours in this list would be the same bytes.
+    pairs = [("ab", "c"), ("a", "bc"), ("", "abc"), ("abc", ""), ("y", "x"), ("", "xextra_keyy"), ("xcache_salty", ""), ("x", "y")]
     for key, salt in pairs:
         answer = server.generate(input_ids=prompt, sampling_params=sampling(2), extra_key=key, cache_salt=salt)
         assert answer["meta_info"]["cached_tokens"] == 0

@@ -26,6 +26,21 @@ SECRET = "sk-very-secret-K"
 PACKAGE = Path(__file__).parents[2] / "radixpd"
 
 
+STRICT = (
+    "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system messages, please') }}{% endif %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def odd(serve: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
+    """A server that streams seven tokens a chunk and whose chat template refuses system messages."""
+    path = tmp_path_factory.mktemp("template") / "strict.jinja"
+    path.write_text(STRICT)
+    return serve("--chat-template", str(path), "--stream-interval", "7", "--threads", "1")
+
+
 def body_for(route: str, **sampling: Any) -> dict[str, Any]:
     """A valid body of a route with these sampling fields under their native names."""
     if route == "/generate":
@@ -357,10 +372,9 @@ def test_st_10_text_leaves_at_once(server: Server) -> None:
     assert len(times) > 100
 
 
-def test_st_11_intervals_change_nothing(server: Server, serve: Callable[..., Server]) -> None:
-    slow = serve("--stream-interval", "7", "--threads", "1")
+def test_st_11_intervals_change_nothing(server: Server, odd: Server) -> None:
     expected = text_of(server, temperature=0)
-    for each in (server, slow):
+    for each in (server, odd):
         for route in ROUTES:
             base = {"text": "once upon"} if route == "/generate" else {"prompt": "once upon"}
             if route == "/v1/chat/completions":
@@ -470,7 +484,9 @@ def raw_stream(server: Server, tokens: int) -> socket.socket:
 
 def test_ab_02_hard_closes_end_only_their_own_requests(server: Server) -> None:
     expected = text_of(server, temperature=0, max_new_tokens=200)
-    gone = [raw_stream(server, 3000 + index) for index in range(1)] + [raw_stream(server, 200 + index) for index in range(2)]
+    server.settled()
+    aborted = server.metric("num_aborted_requests")
+    gone = [raw_stream(server, 1000 + index) for index in range(3)]
 
     def hang_up() -> str:
         for connection in gone:
@@ -481,6 +497,7 @@ def test_ab_02_hard_closes_end_only_their_own_requests(server: Server) -> None:
     kept = [lambda: text_of(server, temperature=0, max_new_tokens=200)] * 3
     assert together([*kept, hang_up]) == [expected] * 4
     server.settled()
+    assert server.metric("num_aborted_requests") == aborted + 3
 
 
 def test_ab_03_200_short_streams_at_once(server: Server) -> None:
@@ -663,30 +680,16 @@ def test_se_09_nothing_is_fetched(server: Server) -> None:
 
 # ---- chat templates ---------------------------------------------------------------------------------------------------------------
 
-STRICT = (
-    "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system messages, please') }}{% endif %}"
-    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-@pytest.fixture(scope="module")
-def strict(serve: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
-    """A server whose template refuses system messages."""
-    path = tmp_path_factory.mktemp("template") / "strict.jinja"
-    path.write_text(STRICT)
-    return serve("--chat-template", str(path), "--threads", "1")
-
 
 def chat(server: Server, messages: list[dict[str, Any]], **fields: Any) -> Any:
     return server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 6, "temperature": 0, "ignore_eos": True, **fields})
 
 
-def test_ct_01_a_template_may_refuse(strict: Server) -> None:
-    answer = chat(strict, [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}])
+def test_ct_01_a_template_may_refuse(odd: Server) -> None:
+    answer = chat(odd, [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}])
     assert answer.status == 400
     assert "no system messages, please" in answer.json["error"]["message"]
-    assert chat(strict, [{"role": "user", "content": "hi"}]).status == 200
+    assert chat(odd, [{"role": "user", "content": "hi"}]).status == 200
 
 
 @pytest.mark.parametrize("text", ["OK! ", "OK!\n", "OK!", " ", ""])

@@ -130,6 +130,7 @@ def test_storm(server: Server, serve: Callable[..., Server], flags: tuple[str, .
     small = serve(
         "--max-total-tokens", "1024", "--schedule-conservativeness", "0.05", "--chunked-prefill-size", "64", "--threads", "1", *flags
     )
+    before = small.metric("num_aborted_requests")
     asyncio.run(storm(small, all_bodies, all_fates))
 
     outcome = Counter(fate.ends[0]["type"] if fate.ends else "hung up" for fate in all_fates)
@@ -148,6 +149,8 @@ def test_storm(server: Server, serve: Callable[..., Server], flags: tuple[str, .
 
     small.settled()
     assert small.metric("num_retracted_requests") > 0
+    # Hang-ups too: all but those that came too late.
+    assert small.metric("num_aborted_requests") - before > outcome["abort"] + outcome["hung up"] // 2
     assert small.metric("num_parked_reqs") == 0
     assert small.server_info()["internal_states"][0]["requests"] == []
     small.flush()
