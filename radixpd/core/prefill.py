@@ -196,6 +196,7 @@ class Prefill:
             sibling.move(Phase.RUNNING)
             sibling.cached = int(self.holdings.table.shared[sibling.slot]) * self.holdings.cache.page_size
             sibling.queued = request.queued
+            builder.cached_tokens += sibling.cached
             builder.begins.append(self._begin(sibling))
         if request.length_limit == len(request.tokens):  # nothing to generate: the prompt was the purpose
             return
