@@ -8,6 +8,12 @@ from pathlib import Path
 import pytest
 from e2e.servers import Server, tiny_chat_model
 
+STRICT = (
+    "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system messages, please') }}{% endif %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -34,3 +40,19 @@ def serve(tiny: Path) -> Iterator[Callable[..., Server]]:
 def server(serve: Callable[..., Server]) -> Server:
     """A server with default flags."""
     return serve()
+
+
+@pytest.fixture
+def alive(server: Server) -> Iterator[None]:
+    """Whatever a test did to the default server: it still answers, and nothing is left running."""
+    yield
+    assert server.generate(text="alive?", sampling_params={"max_new_tokens": 1})["meta_info"]["completion_tokens"] <= 1
+    server.settled()
+
+
+@pytest.fixture(scope="session")
+def odd(serve: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
+    """A server that streams seven tokens a chunk and whose chat template refuses system messages."""
+    path = tmp_path_factory.mktemp("template") / "strict.jinja"
+    path.write_text(STRICT)
+    return serve("--chat-template", str(path), "--stream-interval", "7", "--threads", "1")

@@ -1,7 +1,7 @@
 """Real servers for end-to-end tests: `python -m radixpd.launch_server` in processes of its own, spoken to over HTTP.
 
 `Server` starts one and waits for /health with a deadline; `close` drains it and fails the test if it does not exit cleanly.
-`together` sends requests at once, `run_to_end` runs a command line that is expected to fail. `tiny_chat_model` writes a tiny random
+`together` sends requests at once. `tiny_chat_model` writes a tiny random
 model with a byte-level tokenizer and a chat template, so that every route works without any download.
 """
 
@@ -19,14 +19,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = [
-    "ASCII_BIAS", "ASCII_IDS", "Answer", "Ended", "Server", "free_port", "run_to_end", "session_members", "tiny_chat_model", "together",
-    "until",
-]  # fmt: skip
+__all__ = ["ASCII_BIAS", "ASCII_IDS", "Answer", "Server", "free_port", "tiny_chat_model", "together", "until"]
 
 START_DEADLINE = 120.0
 SETTLE_DEADLINE = 20.0
@@ -57,54 +53,6 @@ def until(condition: Callable[[], Result], what: str, *, seconds: float = SETTLE
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {what}")
         time.sleep(0.02)  # bounded by the deadline above
-
-
-def session_members(session: int) -> dict[int, str]:
-    """Living processes of a session: id -> command line. Zombies do not count."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            state, _, _, member_of = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:4]
-            if int(member_of) == session and state != "Z":
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue  # it has just ended
-    return found
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command line ended."""
-
-    code: int
-    stderr: str
-    seconds: float
-    left: dict[int, str]  # processes that it left behind
-
-    @property
-    def error(self) -> str:
-        """The one error line."""
-        lines = [line for line in self.stderr.splitlines() if "error" in line.lower()]
-        assert len(lines) == 1, self.stderr
-        assert "Traceback" not in self.stderr
-        return lines[0]
-
-
-def run_to_end(*arguments: str, deadline: float = 60, **environment: str) -> Ended:
-    """`python -m radixpd.launch_server` with these arguments, which must end by itself."""
-    started = time.monotonic()
-    command = [sys.executable, "-m", "radixpd.launch_server", *arguments]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}, start_new_session=True
-    )
-    try:
-        _, stderr = process.communicate(timeout=deadline)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise AssertionError(f"still running after {deadline} s: {arguments}") from None
-    return Ended(process.returncode, stderr, time.monotonic() - started, session_members(process.pid))
 
 
 def free_port() -> int:

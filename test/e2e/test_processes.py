@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.servers import Server, free_port, run_to_end, session_members, tiny_chat_model, until
+from e2e.processes import run_to_end, session_members
+from e2e.servers import Server, free_port, tiny_chat_model, until
 
 CLIENT_SECONDS = 10.0
 SMALL = ("--max-total-tokens", "4096", "--threads", "1")
