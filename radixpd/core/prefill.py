@@ -90,7 +90,7 @@ class Prefill:
             return Verdict.DEFERRED
         if not budget.piece(len(request.tokens) - found * cache.page_size):
             return Verdict.NO_ROOM
-        node, matched = cache.match(request.space, request.data, limit)
+        node, matched = cache.match(request.space, request.data, limit, request.priority)
         if not self._fits(request, len(matched)):
             cache.release(node, matched[:0])
             return Verdict.NO_ROOM

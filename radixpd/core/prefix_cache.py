@@ -59,9 +59,9 @@ class PrefixCache:
         """Longest cached prefix in pages, without touching anything."""
         return self.tree.peek(space, data, limit)
 
-    def match(self, space: bytes, data: bytes, limit: int) -> tuple[TreeNode, np.ndarray]:
-        """Longest cached prefix of at most `limit` pages: (node, its page ids), locked for the caller."""
-        node, found = self.tree.match(space, data, limit)
+    def match(self, space: bytes, data: bytes, limit: int, priority: int = 0) -> tuple[TreeNode, np.ndarray]:
+        """Longest cached prefix of at most `limit` pages: (node, its page ids), locked for the caller, worth its `priority`."""
+        node, found = self.tree.match(space, data, limit, priority)
         self.tree.lock(node)
         return node, np.asarray(found, dtype=np.int32)
 

@@ -52,7 +52,6 @@ class RadixTree:
         self.evictable = EvictionQueue(RANKS[eviction_policy])
         self.pages = 0
         self.locked_pages = 0
-        self.version = 0  # grows when a peek might answer differently
         self._clock = 0
 
     def peek(self, space: bytes, data: bytes, limit: int) -> tuple[TreeNode | None, int]:
@@ -67,7 +66,7 @@ class RadixTree:
                 break
         return node, matched
 
-    def match(self, space: bytes, data: bytes, limit: int) -> tuple[TreeNode, list[int]]:
+    def match(self, space: bytes, data: bytes, limit: int, priority: int = 0) -> tuple[TreeNode, list[int]]:
         """As `peek`, but the returned node ends exactly at the match (it is split if need be), and the path counts as used.
 
         The caller locks the node: only then is the new rank of an idle leaf seen by eviction.
@@ -75,6 +74,7 @@ class RadixTree:
         node, found = self.descend(self._root(space), data, limit)
         for each in node.path():
             each.hits += 1
+            each.priority = max(each.priority, priority)
         return node, found
 
     def descend(self, node: TreeNode, data: bytes, limit: int) -> tuple[TreeNode, list[int]]:
@@ -98,7 +98,6 @@ class RadixTree:
         A leaf that only its one owner locks grows in place, so a long generation is one node and not a chain of pages.
         """
         self._clock += 1
-        self.version += 1
         self.pages += len(page_ids)
         if node.parent is not None and not node.children and node.refs == 1:
             node.key += data
@@ -200,7 +199,6 @@ class RadixTree:
         page_ids += leaf.page_ids[keep:][::-1]
         hashes += leaf.hashes[keep:][::-1]
         self.pages -= count
-        self.version += 1
         first = bytes(leaf.key[: self.page_bytes])
         del leaf.page_ids[keep:], leaf.hashes[keep:], leaf.key[keep * self.page_bytes :]
         if keep:

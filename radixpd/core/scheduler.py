@@ -29,7 +29,9 @@ from radixpd.core.slots import SlotTable
 from radixpd.core.step import StepPlan, StepResult
 from radixpd.core.stop import ended, finish_of
 
-__all__ = ["Scheduler"]
+__all__ = ["PROMPT_STEPS", "Scheduler"]
+
+PROMPT_STEPS = 8  # in a row, before running requests get a step of their own
 
 
 class Scheduler:
@@ -70,6 +72,7 @@ class Scheduler:
         self._in_flight: deque[InFlight] = deque()
         self._effects = Effects()
         self._steps = 0
+        self._prompt_steps = 0  # in a row, without a decode row
         self._arrivals = 0
 
     def identify(self, fingerprint: str) -> None:
@@ -155,19 +158,26 @@ class Scheduler:
             return None
         self.role.tick(now)
         builder = PlanBuilder()
-        if self.mixed:
-            self.decode.plan(builder, self._retract, self.prefill.filling)
-        self.prefill.plan(builder, now, seed)
-        if not self.mixed and not builder.pieces:
-            self.decode.plan(builder, self._retract, self.prefill.filling)
+        self._fill(builder, now, seed)
         self.totals.retractions_total += builder.retracted
         if builder.empty:
             return None
         self._steps += 1
+        self._prompt_steps = 0 if len(builder.decode) else self._prompt_steps + 1
         plan, record = builder.build(self._steps, self.table, self.holdings.take_changed())
         self._in_flight.append(record)
         self._note(builder)
         return plan
+
+    def _fill(self, builder: PlanBuilder, now: float, seed: int) -> None:
+        """Prompts first, as time to first token demands; but running requests get a step at least after every `PROMPT_STEPS`."""
+        decode_first = self.mixed or self._prompt_steps >= PROMPT_STEPS
+        if decode_first:
+            self.decode.plan(builder, self._retract, self.prefill.filling)
+        if self.mixed or builder.empty:
+            self.prefill.plan(builder, now, seed)
+        if not decode_first and builder.empty:
+            self.decode.plan(builder, self._retract, self.prefill.filling)
 
     def apply(self, result: StepResult, now: float = 0.0) -> None:
         """Take in what the oldest step in flight produced."""

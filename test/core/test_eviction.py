@@ -144,3 +144,15 @@ def test_locking_again_and_again_does_not_grow_the_queue() -> None:
         _store(cache, _data(NAMES[turn % 4]))
     assert len(cache.tree.evictable) == 4
     assert len(cache.tree.evictable._heap) < 200
+
+
+def test_a_prefix_is_worth_its_most_important_user() -> None:
+    """Under `priority`, a hit by an important request keeps what an unimportant one has computed."""
+    cache = PrefixCache(4, SIZE, eviction_policy="priority")
+    for letter, priority in (("a", 0), ("b", 1)):
+        node, found = cache.match(b"", _data(letter), 1, priority)
+        cache.release(cache.commit(node, _data(letter), cache.allocate(1), priority).node, found)
+    node, found = cache.match(b"", _data("a"), 1, 5)
+    cache.release(node, found[:0])
+    cache.allocate(cache.allocator.free_pages + 1)
+    assert [cache.peek(b"", _data(letter), 1)[1] for letter in "ab"] == [1, 0]

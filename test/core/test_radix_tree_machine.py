@@ -235,7 +235,7 @@ class CacheMachine(RuleBasedStateMachine):
     def _shape(self) -> list[object]:
         tree = self.cache.tree
         nodes = sorted(((id(n), bytes(n.key), n.refs, n.hits, n.last_used) for n in tree.nodes()), key=lambda n: n[0])
-        return [nodes, sorted(tree.roots), len(tree.evictable), tree.version]
+        return [nodes, sorted(tree.roots), len(tree.evictable)]
 
     @invariant()
     def one_owner_per_page(self) -> None:

@@ -15,7 +15,7 @@ from fakes import FakeRunner
 from radixpd.config.settings import CacheSettings, SchedulerSettings
 from radixpd.core.policy import OVERTAKEN_LIMIT, POLICIES, must_go_next, order
 from radixpd.core.request import SamplingParams
-from radixpd.core.scheduler import Scheduler
+from radixpd.core.scheduler import PROMPT_STEPS, Scheduler
 
 SLOTS, PAGES, SIZE, CONTEXT = 3, 60, 4, 256
 STEM = np.arange(8, 28, dtype=np.int32)  # what the stream's prompts share: always cached
@@ -93,3 +93,17 @@ def test_the_victim_finishes_too() -> None:
         if VICTIM not in siege.scheduler.requests:
             return
     raise AssertionError("starved")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_endless_stream_of_prompts_does_not_stop_who_generates(overlap: bool) -> None:
+    settings = SchedulerSettings(max_running_requests=4, chunked_prefill_size=64, disable_overlap_schedule=not overlap)
+    scheduler = Scheduler(settings, CacheSettings(page_size=SIZE), pages=PAGES, context_length=CONTEXT, eos_ids=())
+    runner = FakeRunner(pages=PAGES, page_size=SIZE, slots=4, context_length=CONTEXT)
+    scheduler.arrive(("old",), STEM, SamplingParams(max_new_tokens=10))
+    for step in range((PROMPT_STEPS + 1) * 10 + 20):
+        scheduler.arrive((f"r{step}",), np.array([step % 30, 1, 2], dtype=np.int32), SamplingParams(max_new_tokens=1))
+        plan = scheduler.plan(0.0, 0)
+        if plan is not None:
+            scheduler.apply(runner.step(plan))
+    assert "old" not in scheduler.requests, "it generates at least once in PROMPT_STEPS + 1 steps"
