@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 LINGER_MS = 1000
-SPINS = "1000"
+SPINS = "5000"
 
 logger = logging.getLogger(__name__)
 
