@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from radixpd.runtime.messages import Abort, Batch, Control, Failed, FromApi, Gen
 __all__ = ["EOS", "FakeEngine", "logprob_of", "make_resolved", "write_model"]
 
 EOS = 256
+HANDLER_HOPS = 8  # turns of the loop in which a handler writes what it was woken for
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}"
     "<{{ message.role }}>{{ message.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -109,6 +111,7 @@ class FakeEngine:
         addresses = Addresses(directory)
         self.seen: list[FromApi] = []
         self.cached = 0
+        self.taken_in: Callable[[int], bool] = lambda tokens: True  # whether the API has seen so many tokens; tests in one loop know
         self._max_running = max_running
         self._context: zmq.Context[Any] = zmq.Context()
         self._sender = Sender(self._context, addresses.to_api)
@@ -200,7 +203,18 @@ class FakeEngine:
     def _turn_soon(self) -> None:
         if not self._turning and not self._held:
             self._turning = True
-            self._loop.call_soon(self._turn)
+            self._turn_after(HANDLER_HOPS)
+
+    def _turn_after(self, hops: int) -> None:
+        """The next turn comes when the API has taken the last one in and its handlers have had their turns of the loop."""
+        if self._held:
+            self._turning = False
+        elif not self.taken_in(self._totals["generated"]):
+            self._loop.call_soon(self._turn_after, HANDLER_HOPS)
+        elif hops:
+            self._loop.call_soon(self._turn_after, hops - 1)
+        else:
+            self._turn()
 
     def _turn(self) -> None:
         self._turning = False

@@ -73,6 +73,7 @@ async def make_api(model_dir: Path, tmp_path: Path) -> AsyncIterator[Callable[..
         links.mkdir()
         client = Client(str(links))
         engine = FakeEngine(str(links), max_running=max_running)
+        engine.taken_in = lambda tokens: client.load.generated_tokens_total >= tokens
         service = build_service(make_resolved(directory, **settings), client)
         http = TestClient(TestServer(build_app(service)))  # cancels handlers of clients that hang up, as the real server does
         await http.start_server()
