@@ -70,7 +70,8 @@ class PlanBuilder:
     copies: list[tuple[int, int]] = field(default_factory=list)
     decode: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     decode_starts: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    cached_tokens: int = 0
+    prompt_tokens: int = 0  # of the requests that start for the first time
+    cached_tokens: int = 0  # of those, found in the cache
     retracted: int = 0
 
     @property

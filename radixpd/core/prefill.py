@@ -139,6 +139,7 @@ class Prefill:
         if request.cached < 0:
             request.cached = min(cached, request.prompt_length)
             request.queued = now - request.arrived
+            builder.prompt_tokens += request.prompt_length
             builder.cached_tokens += request.cached
         builder.begins.append(self._begin(request))
         self.filling.append(request)
@@ -196,6 +197,7 @@ class Prefill:
             sibling.move(Phase.RUNNING)
             sibling.cached = int(self.holdings.table.shared[sibling.slot]) * self.holdings.cache.page_size
             sibling.queued = request.queued
+            builder.prompt_tokens += sibling.prompt_length
             builder.cached_tokens += sibling.cached
             builder.begins.append(self._begin(sibling))
         if request.length_limit == len(request.tokens):  # nothing to generate: the prompt was the purpose

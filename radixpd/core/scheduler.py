@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import numpy as np
 
 from radixpd.config.settings import CacheSettings, SchedulerSettings
+from radixpd.core.accounts import Accounts
 from radixpd.core.budget import NewTokenRatio
 from radixpd.core.decode import Decode
 from radixpd.core.effects import Effects, Finished, Prefilled, PromptScored, TokensOut
 from radixpd.core.holdings import Holdings
-from radixpd.core.load import LoadSnapshot, Totals
+from radixpd.core.load import LoadSnapshot
 from radixpd.core.plan_builder import InFlight, Piece, PlanBuilder, StepStats
 from radixpd.core.prefill import Prefill
 from radixpd.core.prefix_cache import PrefixCache
@@ -65,10 +65,9 @@ class Scheduler:
         self.ratio = NewTokenRatio(settings.schedule_conservativeness)
         self.decode = Decode(self.holdings, self.ratio)
         self.prefill = Prefill(settings, self.holdings, self.decode, self.ratio, self.role)
+        self.accounts = Accounts(self.holdings, self.prefill, slots)
         self.requests: dict[str, Request] = {}
         self.max_running = slots
-        self.last_step = StepStats()
-        self.totals = Totals()
         self._in_flight: deque[InFlight] = deque()
         self._effects = Effects()
         self._steps = 0
@@ -130,7 +129,7 @@ class Scheduler:
         if request is None:
             return
         request = request.leader or request
-        self._finish(request, Finish("abort", message=message, status=status), self._completion(request))
+        self._finish(request, Finish("abort", message=message, status=status), self.accounts.completion(request))
 
     def stop(self, rid: str, keep: int, matched: str, now: float = 0.0) -> None:
         """A stop string ended the request after `keep` output tokens."""
@@ -159,14 +158,14 @@ class Scheduler:
         self.role.tick(now)
         builder = PlanBuilder()
         self._fill(builder, now, seed)
-        self.totals.retractions_total += builder.retracted
+        self.accounts.totals.retractions_total += builder.retracted
         if builder.empty:
             return None
         self._steps += 1
         self._prompt_steps = 0 if len(builder.decode) else self._prompt_steps + 1
         plan, record = builder.build(self._steps, self.table, self.holdings.take_changed())
         self._in_flight.append(record)
-        self._note(builder)
+        self.accounts.planned(builder, self._steps)
         return plan
 
     def _fill(self, builder: PlanBuilder, now: float, seed: int) -> None:
@@ -233,7 +232,7 @@ class Scheduler:
         known = table.known[slots]
         table.tokens[slots, known] = ids
         table.known[slots] = known + 1
-        self.totals.generated_tokens_total += len(slots)
+        self.accounts.totals.generated_tokens_total += len(slots)
         self._effects.client.append(TokensOut(tuple(table.rids[slots].tolist()), ids, logprobs))
         if self.cache.reuse:
             for slot in slots[known // self.cache.page_size > table.shared[slots]].tolist():
@@ -242,7 +241,7 @@ class Scheduler:
             request: Request = table.requests[slots[at]]
             finish = finish_of(request, int(table.known[slots[at]]), int(ids[at]), self.eos_ids)
             if finish:
-                self._finish(request, finish, self._completion(request))
+                self._finish(request, finish, self.accounts.completion(request))
 
     # ---- endings --------------------------------------------------------------------------------------------------------------
 
@@ -258,8 +257,7 @@ class Scheduler:
             self._effects.client.append(
                 Finished(each.rid, finish, each.prompt_length, completion, max(each.cached, 0), retractions=each.attempt)
             )
-        self.totals.finished_total += len(samples)
-        self.totals.aborted_total += len(samples) if finish.kind == "abort" else 0
+        self.accounts.ended(len(samples), finish)
 
     def _leave(self, request: Request) -> None:
         """Out of the running ones, with nothing left behind."""
@@ -273,11 +271,6 @@ class Scheduler:
         self.prefill.forget(request)
         request.requeue(tokens)
         self.prefill.enqueue(request)
-
-    def _completion(self, request: Request) -> int:
-        """Output tokens known so far."""
-        known = int(self.table.known[request.slot]) if request.phase is Phase.RUNNING else len(request.tokens)
-        return known - request.prompt_length
 
     def _refusal(self, request: Request) -> str:
         """Why a request can never run here; empty if it can."""
@@ -293,60 +286,16 @@ class Scheduler:
 
     # ---- numbers --------------------------------------------------------------------------------------------------------------
 
+    @property
+    def last_step(self) -> StepStats:
+        """What the latest plan is made of."""
+        return self.accounts.last_step
+
     def load(self) -> LoadSnapshot:
         """How busy the server is now."""
-        free, tree = self.cache.allocator.free_pages, self.cache.tree.pages
-        pages = self.cache.allocator.pages
-        return LoadSnapshot(
-            **asdict(self.totals),
-            running=self.max_running - self.table.free_slots,
-            waiting=sum(len(r.samples) for r in self.prefill.waiting),
-            parked=sum(r.phase is Phase.PARKED for r in self.requests.values()),
-            pages=pages,
-            free_pages=free,
-            tree_pages=tree,
-            locked_pages=self.cache.tree.locked_pages,
-            request_pages=pages - free - tree,
-            page_size=self.cache.page_size,
-            max_running=self.max_running,
-            new_token_ratio=self.ratio.value,
-            steps_total=self._steps,
-            evicted_tokens_total=self.cache.evicted_pages * self.cache.page_size,
-        )
+        return self.accounts.load(self.requests.values(), steps=self._steps, new_token_ratio=self.ratio.value)
 
     def state(self) -> dict[str, object]:
         """Where every request is, for people."""
-        return {
-            "in_flight": self.in_flight,
-            "requests": [
-                {
-                    "rid": r.rid,
-                    "phase": r.phase.value,
-                    "attempt": r.attempt,
-                    "prompt_tokens": r.prompt_length,
-                    "output_tokens": self._completion(r),
-                    "cached_tokens": max(r.cached, 0),
-                    "arrived": r.arrived,
-                }
-                for r in self.requests.values()
-            ],
-        }
-
-    def _note(self, builder: PlanBuilder) -> None:
-        """Add the step to the totals and describe it."""
-        new_tokens = sum(p.end - p.start for p in builder.pieces)
-        first = [b for b in builder.begins if len(b.tokens) == b.prompt_length]
-        prompt = sum(b.prompt_length for b in first)
-        self.totals.prompt_tokens_total += prompt
-        self.totals.cached_tokens_total += builder.cached_tokens
-        self.totals.computed_tokens_total += new_tokens
-        self.last_step = StepStats(
-            step=self._steps,
-            new_sequences=len(builder.begins),
-            new_tokens=new_tokens,
-            cached_tokens=builder.cached_tokens,
-            decode_rows=len(builder.decode),
-            running=self.max_running - self.table.free_slots,
-            waiting=len(self.prefill.waiting),
-            retracted=builder.retracted,
-        )
+        requests = [self.accounts.whereabouts(request) for request in self.requests.values()]
+        return {"in_flight": self.in_flight, "requests": requests}

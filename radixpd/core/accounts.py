@@ -1,0 +1,94 @@
+"""What the scheduler counts and what it reports: totals, the latest step, the load, the whereabouts of every request.
+
+Totals only grow; everything else is read from the scheduler's structures when asked, so nothing can drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from radixpd.core.holdings import Holdings
+from radixpd.core.load import LoadSnapshot, Totals
+from radixpd.core.plan_builder import PlanBuilder, StepStats
+from radixpd.core.prefill import Prefill
+from radixpd.core.request import Finish, Phase, Request
+
+__all__ = ["Accounts"]
+
+
+class Accounts:
+    """The books of one scheduler."""
+
+    def __init__(self, holdings: Holdings, prefill: Prefill, slots: int) -> None:
+        self.totals = Totals()
+        self.last_step = StepStats()
+        self._table = holdings.table
+        self._cache = holdings.cache
+        self._prefill = prefill
+        self._slots = slots
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a slot."""
+        return self._slots - self._table.free_slots
+
+    def planned(self, builder: PlanBuilder, step: int) -> None:
+        """A step was planned."""
+        computed = sum(piece.end - piece.start for piece in builder.pieces)
+        self.totals.prompt_tokens_total += builder.prompt_tokens
+        self.totals.cached_tokens_total += builder.cached_tokens
+        self.totals.computed_tokens_total += computed
+        self.last_step = StepStats(
+            step=step,
+            new_sequences=len(builder.begins),
+            new_tokens=computed,
+            cached_tokens=builder.cached_tokens,
+            decode_rows=len(builder.decode),
+            running=self.running,
+            waiting=len(self._prefill.waiting),
+            retracted=builder.retracted,
+        )
+
+    def ended(self, samples: int, finish: Finish) -> None:
+        """Requests have ended."""
+        self.totals.finished_total += samples
+        self.totals.aborted_total += samples if finish.kind == "abort" else 0
+
+    def load(self, requests: Iterable[Request], *, steps: int, new_token_ratio: float) -> LoadSnapshot:
+        """How busy the server is now."""
+        cache = self._cache
+        pages, free, tree = cache.allocator.pages, cache.allocator.free_pages, cache.tree.pages
+        return LoadSnapshot(
+            **asdict(self.totals),
+            running=self.running,
+            waiting=sum(len(request.samples) for request in self._prefill.waiting),
+            parked=sum(request.phase is Phase.PARKED for request in requests),
+            pages=pages,
+            free_pages=free,
+            tree_pages=tree,
+            locked_pages=cache.tree.locked_pages,
+            request_pages=pages - free - tree,
+            page_size=cache.page_size,
+            max_running=self._slots,
+            new_token_ratio=new_token_ratio,
+            steps_total=steps,
+            evicted_tokens_total=cache.evicted_pages * cache.page_size,
+        )
+
+    def whereabouts(self, request: Request) -> dict[str, object]:
+        """One request, for people."""
+        return {
+            "rid": request.rid,
+            "phase": request.phase.value,
+            "attempt": request.attempt,
+            "prompt_tokens": request.prompt_length,
+            "output_tokens": self.completion(request),
+            "cached_tokens": max(request.cached, 0),
+            "arrived": request.arrived,
+        }
+
+    def completion(self, request: Request) -> int:
+        """Output tokens known so far."""
+        known = int(self._table.known[request.slot]) if request.phase is Phase.RUNNING else len(request.tokens)
+        return known - request.prompt_length
