@@ -57,7 +57,7 @@ class Prefill:
 
     def forget(self, request: Request) -> None:
         """The request leaves, wherever it is."""
-        for queue in (self.waiting, self.filling, self.settling):
+        for queue in (self.waiting,) if request.phase is Phase.WAITING else (self.filling, self.settling):
             if request in queue:
                 queue.remove(request)
 
