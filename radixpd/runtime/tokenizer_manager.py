@@ -7,7 +7,6 @@ the routes and by the offline interface.
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import logging
 import random
@@ -15,6 +14,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from radixpd.errors import BadRequest, EngineFailed, Overloaded
 from radixpd.runtime.admission import Ask, Limits
 from radixpd.runtime.client import Client
 from radixpd.runtime.messages import Generate
+from radixpd.runtime.off_loop import in_thread
 from radixpd.runtime.output import Generation, Observer, Output
 from radixpd.text.chat import ChatTemplate
 from radixpd.text.detokenizer import Detokenizer
@@ -31,6 +32,8 @@ from radixpd.text.tokenizer import Tokenizer
 __all__ = ["State", "TokenizerManager"]
 
 THREAD_ABOVE = 8192  # characters; shorter prompts are tokenized on the loop
+TEXT_SECONDS = 20.0  # for tokenizing or rendering one prompt
+MAX_SAMPLES = 4096  # of one request: prompts times n
 CONTEXT_IDS = 16  # prompt ids that the detokenizer sees for the left context
 DRAIN_RETRY = 5  # seconds
 
@@ -95,12 +98,15 @@ class TokenizerManager:
         """Start the prompts of one request. `internal` passes before the server is open (warm-up)."""
         if not internal:
             self.check_open()
+        samples = sum(ask.params.n for ask in asks)
+        if samples > MAX_SAMPLES:
+            raise BadRequest(f"a request may ask for at most {MAX_SAMPLES} outputs (prompts times n), got {samples}", param="n")
         arrived = time.monotonic()
         prepared = [await self._prepare(ask, arrived) for ask in asks]
         # No await from here on: checks and registration are one step.
         if not internal:
             self.check_open()
-            self._check_queue(sum(len(item.message.rids) for item in prepared))
+            self._check_queue(samples)
         self._check_rids(prepared)
         generation = Generation(self.client.abort)
         generation.groups = tuple(self._outputs(item, generation, arrived) for item in prepared)
@@ -111,16 +117,30 @@ class TokenizerManager:
         return generation
 
     async def encode(self, text: str, *, special: bool = True) -> np.ndarray:
-        """Ids of a text; a long one does not hold up the loop."""
+        """Ids of a text; a long one does not hold up the loop, and one that can never fit is not tokenized at all."""
+        most = self.limits.longest * self.tokenizer.longest_token
+        if len(text) > most:
+            raise BadRequest(
+                f"the text has {len(text)} characters, more than any {self.limits.longest} tokens of this model hold ({most})",
+                param="text",
+                code="context_length_exceeded",
+            )
         if len(text) <= THREAD_ABOVE:
             return self.tokenizer.encode(text, special=special)
-        return await asyncio.to_thread(self.tokenizer.encode, text, special=special)
+        try:
+            return await in_thread(lambda: self.tokenizer.encode(text, special=special), seconds=TEXT_SECONDS)
+        except TimeoutError:
+            raise Overloaded(f"tokenizing took longer than {TEXT_SECONDS:g} s") from None
 
     async def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """The prompt of a conversation; `options` are those of `ChatTemplate.render`. A template is a program: it runs off the loop."""
         if self.template is None:
             raise BadRequest("this model has no chat template: give one with --chat-template, or use /v1/completions", param="messages")
-        return await asyncio.to_thread(self.template.render, messages, **options)
+        render = partial(self.template.render, messages, **options)
+        try:
+            return await in_thread(render, seconds=TEXT_SECONDS)
+        except TimeoutError:
+            raise BadRequest(f"the chat template ran for more than {TEXT_SECONDS:g} s", param="messages") from None
 
     def abort(self, rid: str) -> int:
         """Abort one sample or all samples of a request; how many were still open."""

@@ -89,6 +89,7 @@ class JsonTokenizer:
         self._rule = byte_rule(_decoder_state(self._tokenizer))
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
+        self.longest_token = max(map(len, vocab), default=1)  # byte-level pieces spell a byte as a character: never too short
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self.bos_id = vocab.get(config.named.get("bos_token", ""))

@@ -31,6 +31,7 @@ class SentencePieceTokenizer:
         size = self._model.vocab_size()
         self._added = {token.id: token.content for token in config.added if token.id >= size}
         self.vocab_size = max([size - 1, *self._added]) + 1
+        self.longest_token = max(map(len, [*map(self._model.id_to_piece, range(size)), *self._added.values()]))
         controls = [id for id in range(size) if self._model.is_control(id) or self._model.is_unknown(id)]
         extra = {token.id for token in config.added if token.special}
         self.special_ids = frozenset([*controls, *extra])

@@ -26,6 +26,11 @@ class Tokenizer(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def longest_token(self) -> int:
+        """Characters of the longest token: n tokens never stand for more than n times as many."""
+        ...
+
+    @property
     def bos_id(self) -> int | None: ...
 
     @property

@@ -1,0 +1,43 @@
+"""Requests that are small to send and heavy to serve are refused before the work: the event loop stays free."""
+
+from __future__ import annotations
+
+import threading
+
+from radixpd.runtime import tokenizer_manager
+
+
+async def test_a_text_that_can_never_fit_is_not_tokenized(api, monkeypatch) -> None:
+    def encode(text: str, *, special: bool = True) -> None:
+        raise AssertionError("tokenized")
+
+    manager = api.service.manager
+    most = manager.limits.longest * manager.tokenizer.longest_token
+    monkeypatch.setattr(manager.tokenizer, "encode", encode)
+    for path, body in (("/generate", {"text": "a" * (most + 1)}), ("/v1/completions", {"prompt": "a" * (most + 1)})):
+        answer = await api.post(path, body, status=400)
+        assert answer["error"]["code"] == "context_length_exceeded"
+        assert str(most + 1) in answer["error"]["message"]
+
+
+async def test_the_longest_text_that_may_fit_is_tokenized(api) -> None:
+    manager = api.service.manager
+    answer = await api.post("/tokenize", {"text": "a" * (manager.limits.longest * manager.tokenizer.longest_token)})
+    assert answer["count"] >= manager.limits.longest
+
+
+async def test_prompts_times_n_is_capped(api) -> None:
+    answer = await api.post("/generate", {"text": ["a"] * 65, "sampling_params": {"n": 64}}, status=400)
+    assert answer["error"]["param"] == "n"
+    assert str(tokenizer_manager.MAX_SAMPLES) in answer["error"]["message"]
+    assert not api.service.client.outputs
+
+
+async def test_a_template_that_does_not_end_costs_its_own_request(api, monkeypatch) -> None:
+    monkeypatch.setattr(tokenizer_manager, "TEXT_SECONDS", 0.05)
+    gate = threading.Event()
+    monkeypatch.setattr(api.service.manager.template, "render", lambda *_, **__: gate.wait())
+    answer = await api.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, status=400)
+    assert "chat template" in answer["error"]["message"]
+    assert (await api.generate("ab"))["text"] == "ab"
+    gate.set()
