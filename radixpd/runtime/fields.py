@@ -37,33 +37,36 @@ RANGES: dict[str, tuple[float, float]] = {
     "logprob_start_len": (-1, TOKENS),
     "top_logprobs_num": (0, MAX_TOP_LOGPROBS),
 }
-LATER = frozenset(
-    [
-        "json_schema",
-        "regex",
-        "ebnf",
-        "structural_tag",
-        "custom_params",
-        "stop_regex",
-        "stream_interval",
-        "lora_path",
-        "session_params",
-        "image_data",
-        "video_data",
-        "audio_data",
-        "modalities",
-        "input_embeds",
-        "custom_logit_processor",
-        "return_hidden_states",
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
-        "routed_dp_rank",
-        "data_parallel_rank",
-        "disagg_prefill_dp_rank",
-        "return_prompt_token_ids",
-    ]
-)
+NOTHING = (None, False, "", [], {})
+# Fields of features that this server does not have, each with the values that ask for nothing besides the usual ones.
+LATER: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        [
+            # Constrained output.
+            "json_schema", "regex", "ebnf", "grammar", "structural_tag", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+            "guided_decoding_backend", "guided_whitespace_pattern", "structured_outputs", "stop_regex",
+            # Sampling.
+            "use_beam_search", "allowed_token_ids", "bad_words", "custom_params", "custom_logit_processor", "logits_processors",
+            # The prompt and what is told about it.
+            "truncate_prompt_tokens", "prompt_logprobs", "logprob_token_ids", "prompt_embeds", "input_embeds", "suffix", "prediction",
+            "return_prompt_token_ids", "return_token_ids", "return_tokens_as_token_ids", "return_hidden_states", "stream_interval",
+            # Conversations.
+            "tools", "tool_calls", "functions", "documents", "chat_template", "reasoning_effort", "thinking_token_budget", "verbosity",
+            "web_search_options", "refusal",
+            # Other kinds of input and output.
+            "image_data", "video_data", "audio_data", "audio", "mm_processor_kwargs",
+            # Adapters, sessions, several servers.
+            "lora_path", "session_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params", "routed_dp_rank",
+            "data_parallel_rank", "disagg_prefill_dp_rank",
+        ],
+        (),
+    ),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "length_penalty": (1, 1.0),
+}  # fmt: skip
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
@@ -120,13 +123,19 @@ def read(kind: type[Struct], body: Mapping[str, Any], names: Mapping[str, str] |
         raise BadRequest(f"{shown}{path[len(top) :]}: {found[1]}", param=shown) from None
 
 
-def refuse_later(body: Mapping[str, Any]) -> None:
-    """Fields of features that this server does not have, unless they ask for nothing."""
-    for name in LATER & body.keys():
-        value = body[name]
-        # A room 0 is a room, and equals False.
-        if not (value is None or value is False or value in ("", [], {})):
-            raise BadRequest(f"{name} is not served by this server", param=name, code="unsupported_field")
+def refuse_later(body: Mapping[str, Any], where: str = "") -> None:
+    """Fields of features that this server does not have, unless they ask for nothing. `where`: the place of `body` in the request."""
+    for name, value in body.items():
+        if name in LATER and not _asks_nothing(value, LATER[name]):
+            shown = f"{where}.{name}" if where else name
+            raise BadRequest(f"{shown} is not served by this server", param=where.partition("[")[0] or name, code="unsupported_field")
+
+
+def _asks_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
+    if isinstance(value, dict):
+        value = {key: item for key, item in value.items() if item is not None}
+    # A room 0 is a room, and equals False.
+    return any(type(value) is type(other) and value == other for other in (*NOTHING, *neutral))
 
 
 def check_ranges(part: msgspec.Struct, names: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from radixpd.errors import BadRequest
-from radixpd.runtime.admission import TOKENS, Ask, admit
+from radixpd.runtime.admission import TOKENS, Ask, admit, refuse_later
 from radixpd.runtime.output import Output
 from radixpd.server.openai_shape import Envelope, Usage, chat_logprobs, ending, output_entries
 from radixpd.server.openai_types import ChatBody, Wishes, split
@@ -27,7 +27,7 @@ __all__ = ["chat_completions", "rendered"]
 MAX_MESSAGES = 4096
 MAX_TOP = 20
 ROLES = ("system", "developer", "user", "assistant")
-LATER_PARTS = ("tool_calls", "function_call", "audio", "refusal")
+LATER_ROLES = ("tool", "function")
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -124,14 +124,6 @@ class _ChatFrames:
 
 
 def _check(body: ChatBody) -> None:
-    if body.tools:
-        raise BadRequest("tools are not served yet by this server", param="tools", code="unsupported_field")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise BadRequest("tool_choice is not served yet by this server", param="tool_choice", code="unsupported_field")
-    if body.response_format is not None and body.response_format.get("type") != "text":
-        raise BadRequest(
-            'response_format: only {"type": "text"} is served yet by this server', param="response_format", code="unsupported_field"
-        )
     if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_TOP:
         raise BadRequest(f"top_logprobs must be between 0 and {MAX_TOP}, got {body.top_logprobs}", param="top_logprobs")
     if body.top_logprobs and not body.logprobs:
@@ -143,8 +135,9 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
         raise BadRequest(f"messages must hold between 1 and {MAX_MESSAGES} messages, got {len(messages)}", param="messages")
     for index, message in enumerate(messages):
         role = message.get("role")
-        if role == "tool" or any(message.get(name) for name in LATER_PARTS):
-            raise BadRequest(f"messages[{index}]: tool calls are not served yet by this server", param="messages", code="unsupported_field")
+        refuse_later(message, f"messages[{index}]")
+        if role in LATER_ROLES:
+            raise BadRequest(f"messages[{index}].role {role} is not served by this server", param="messages", code="unsupported_field")
         if role not in ROLES:
             raise BadRequest(f"messages[{index}].role must be one of {', '.join(ROLES)}, got {str(role)[:40]!r}", param="messages")
 

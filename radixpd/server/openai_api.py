@@ -130,8 +130,6 @@ class _CompletionFrames:
 
 def _check(body: CompletionBody, wishes: Wishes) -> int:
     """Checks across fields; the samples to return of each prompt. With `best_of`, `wishes` then ask for that many."""
-    if body.suffix:
-        raise BadRequest("suffix is not served by this server", param="suffix", code="unsupported_field")
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP_LOGPROBS:
         raise BadRequest(f"logprobs must be between 0 and {MAX_TOP_LOGPROBS}, got {body.logprobs}", param="logprobs")
     samples: int = wishes.sampling.get("n", 1)

@@ -1,7 +1,8 @@
 """What OpenAI clients send: the bodies of both routes, and the sampling fields under their OpenAI names.
 
 Fields of a body fall into five sets: of the route's struct, sampling (translated to native names), options (as on the native route),
-harmless (accepted, no effect on any answer) and refused by name; anything else is unknown: ignored, with one warning in the log.
+harmless (accepted, no effect on any answer) and refused by name (admission's table `LATER`); anything else is unknown: ignored, with one
+warning in the log.
 Invariant: a field we accept acts. The model's name picks nothing: one model is served. Called by the two OpenAI routes.
 """
 
@@ -46,22 +47,6 @@ OPTION_NAMES = frozenset(("rid", "priority", "extra_key", "cache_salt"))
 HARMLESS = frozenset(
     ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"]
 )
-REFUSED = LATER | frozenset(
-    [
-        "functions",
-        "function_call",
-        "audio",
-        "prediction",
-        "web_search_options",
-        "reasoning_effort",
-        "verbosity",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "structured_outputs",
-    ]
-)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -81,7 +66,6 @@ class CompletionBody(msgspec.Struct, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
-    suffix: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -96,9 +80,6 @@ class ChatBody(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    response_format: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -114,8 +95,8 @@ class Wishes:
 
 def split(raw: dict[str, Any], kind: type[Body]) -> tuple[Body, Wishes]:
     """A raw body as the route's struct and the wishes that admission reads."""
-    _refuse(raw)
-    warn_unknown(raw, {*kind.__struct_fields__, *SAMPLING_NAMES, *OPTION_NAMES, *HARMLESS, *REFUSED, "modalities"})
+    refuse_later(raw)
+    warn_unknown(raw, {*kind.__struct_fields__, *SAMPLING_NAMES, *OPTION_NAMES, *HARMLESS, *LATER})
     if raw.get("stream_options") is not None and not raw.get("stream"):
         raise BadRequest("stream_options is allowed only with stream: true", param="stream_options")
     sampling: dict[str, Any] = {}
@@ -127,12 +108,3 @@ def split(raw: dict[str, Any], kind: type[Body]) -> tuple[Body, Wishes]:
         names.setdefault(SAMPLING_NAMES[given], given)
     options = {name: raw[name] for name in OPTION_NAMES if name in raw}
     return read(kind, raw), Wishes(sampling, options, names)
-
-
-def _refuse(raw: dict[str, Any]) -> None:
-    if raw.get("modalities") not in (None, ["text"]):
-        raise BadRequest('modalities: this server makes text only, ["text"]', param="modalities")
-    refuse_later({name: value for name, value in raw.items() if name != "modalities"})
-    for name in REFUSED & raw.keys():
-        if name not in LATER and raw[name] not in (None, [], {}):
-            raise BadRequest(f"{name} is not served by this server", param=name, code="unsupported_field")

@@ -7,7 +7,10 @@ import json
 
 import pytest
 
+from radixpd.runtime.fields import LATER, Options, Sampling
 from radixpd.runtime.messages import Generate
+from radixpd.server.native_api import GenerateBody
+from radixpd.server.openai_types import HARMLESS, SAMPLING_NAMES, ChatBody, CompletionBody
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -103,6 +106,22 @@ OPENAI = [
 ]
 
 
+UNSERVED = [
+    ("response_format", {"type": "json_object"}), ("response_format", {"type": "json_schema", "json_schema": {}}),
+    ("response_format", "json"), ("json_schema", "{}"), ("guided_json", {"type": "object"}), ("structured_outputs", {"regex": "a"}),
+    ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("tool_choice", {"type": "function"}), ("functions", [{}]),
+    ("use_beam_search", True), ("allowed_token_ids", [1]), ("bad_words", ["a"]), ("prompt_logprobs", 0), ("prompt_logprobs", 1),
+    ("truncate_prompt_tokens", 4), ("truncate_prompt_tokens", -1), ("length_penalty", 2), ("logits_processors", ["x"]),
+    ("prompt_embeds", "x"), ("chat_template", "x"), ("documents", [{}]), ("suffix", "b"), ("lora_path", "x"), ("bootstrap_room", 0),
+    ("modalities", ["audio"]), ("return_token_ids", True), ("kv_transfer_params", {"a": 1}),
+]  # fmt: skip
+NEUTRAL = {
+    "response_format": {"type": "text", "json_schema": None}, "json_schema": None, "tools": [], "tool_choice": "auto",
+    "parallel_tool_calls": True, "use_beam_search": False, "allowed_token_ids": None, "bad_words": [], "prompt_logprobs": None,
+    "truncate_prompt_tokens": None, "suffix": "", "modalities": ["text"], "length_penalty": 1, "custom_params": {}, "function_call": "none",
+}  # fmt: skip
+
+
 async def refused(api, path, body, param):
     for mode in ({},) if "stream_options" in body else ({}, {"stream": True}):
         error = (await api.post(path, {**body, **mode}, status=400))["error"]
@@ -127,6 +146,40 @@ async def test_openai(api) -> None:
     for path, body, param in OPENAI:
         await refused(api, path, body, param)
     await api.generate("abc")
+
+
+BODIES = {"/generate": {"text": "a"}, "/v1/completions": {"prompt": "a"}, "/v1/chat/completions": CHAT}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_features_that_are_not_served(api, path) -> None:
+    for name, value in UNSERVED:
+        error = (await api.post(path, {**BODIES[path], name: value}, status=400))["error"]
+        assert (error["param"], error["code"]) == (name, "unsupported_field"), (name, value, error)
+        assert name in error["message"]
+    assert api.engine.of(Generate) == []
+    await api.post(path, {**BODIES[path], **NEUTRAL})
+
+
+async def test_tool_calls_in_messages_are_named(api) -> None:
+    first = {"role": "user", "content": "a"}
+    for message, place in (
+        ({"role": "tool", "content": "x"}, "messages[1].role tool"),
+        ({"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}, "messages[1].tool_calls"),
+        ({"role": "assistant", "function_call": {"name": "x"}}, "messages[1].function_call"),
+    ):
+        for path in ("/v1/chat/completions", "/tokenize"):
+            error = (await api.post(path, {"messages": [first, message]}, status=400))["error"]
+            assert (error["param"], error["code"]) == ("messages", "unsupported_field")
+            assert place in error["message"]
+    await api.post(
+        "/v1/chat/completions", {"messages": [first, {"role": "assistant", "content": "b", "refusal": None, "tool_calls": []}, first]}
+    )
+
+
+def test_no_field_is_both_served_and_refused() -> None:
+    bodies = (GenerateBody, CompletionBody, ChatBody, Sampling, Options)
+    assert not LATER.keys() & {*SAMPLING_NAMES, *HARMLESS, *(name for body in bodies for name in body.__struct_fields__)}
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
