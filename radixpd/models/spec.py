@@ -8,6 +8,7 @@ read it.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +19,8 @@ from radixpd.models.families import FAMILIES, Family
 __all__ = ["ModelSpec", "RopeSpec"]
 
 Config = Mapping[str, Any]
+
+MAX_SIZE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class ModelSpec:
             raise ConfigError(f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
         if head_dim % 2:
             raise ConfigError(f"config.json: head_dim {head_dim} is odd; rotary embedding needs an even one")
-        attention_bias = bool(config.get("attention_bias", False))
+        attention_bias = _flag(config, "attention_bias")
         return cls(
             architecture=architecture,
             vocab_size=_size(config, "vocab_size"),
@@ -87,10 +90,10 @@ class ModelSpec:
             context_length=context_length,
             rms_eps=_number(config, "rms_norm_eps", 1e-6),
             rope=_rope(config, context_length),
-            tied=bool(config.get("tie_word_embeddings", False)),
+            tied=_flag(config, "tie_word_embeddings"),
             qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
             o_bias=attention_bias if family.o_bias is None else family.o_bias,
-            mlp_bias=bool(config.get("mlp_bias", False)) if family.mlp_bias is None else family.mlp_bias,
+            mlp_bias=_flag(config, "mlp_bias") if family.mlp_bias is None else family.mlp_bias,
             qk_norm=family.qk_norm,
         )
 
@@ -98,28 +101,33 @@ class ModelSpec:
 def _family(config: Config) -> tuple[str, Family]:
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise ConfigError(f"config.json: architecture {name!r} is not supported (supported: {', '.join(FAMILIES)})")
     return name, FAMILIES[name]
 
 
 def _refuse_sliding_window(config: Config, family: Family, context_length: int) -> None:
     """A window as long as the context never cuts anything, so only shorter ones are refused."""
-    kinds = set(config.get("layer_types") or ()) - {"full_attention"}
+    layers = config.get("layer_types") or []
+    if not isinstance(layers, list):
+        raise ConfigError(f"config.json: layer_types must be a list, not {layers!r}")
+    kinds = set(map(str, layers)) - {"full_attention"}
     if kinds:
-        raise ConfigError(f"config.json: layer_types {', '.join(sorted(map(str, kinds)))} is not supported (only full_attention)")
-    window = config.get("sliding_window", 4096)
-    if window is None or window >= context_length or family.window == "never":
+        raise ConfigError(f"config.json: layer_types {', '.join(sorted(kinds))} is not supported (only full_attention)")
+    if family.window == "never" or config.get("sliding_window", 4096) is None:
         return
-    by_flag = bool(config.get("use_sliding_window", False)) and config.get("max_window_layers", 28) < _size(config, "num_hidden_layers")
+    window = _size(config, "sliding_window", 4096)
+    if window >= context_length:
+        return
+    by_flag = _flag(config, "use_sliding_window") and _whole(config, "max_window_layers", 28) < _size(config, "num_hidden_layers")
     if family.window == "value" or by_flag:
         raise ConfigError(f"config.json: sliding_window {window} (context {context_length}) is not supported; only full attention is")
 
 
 def _rope(config: Config, context_length: int) -> RopeSpec:
-    given: Config = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    given = _mapping(config, "rope_parameters") or _mapping(config, "rope_scaling")
     # Transformers 5 may nest one set per layer type; all layers here are full attention.
-    given = given.get("full_attention") or given
+    given = _mapping(given, "full_attention") or given
     theta = _number(given, "rope_theta", _number(config, "rope_theta", 10000.0))
     for source in (given, config):
         if _number(source, "partial_rotary_factor", 1.0) != 1.0:
@@ -151,7 +159,7 @@ def _rope(config: Config, context_length: int) -> RopeSpec:
         original_context=original,
         beta_fast=_number(given, "beta_fast", 32.0),
         beta_slow=_number(given, "beta_slow", 1.0),
-        truncate=bool(given.get("truncate", True)),
+        truncate=_flag(given, "truncate", default=True),
         attention_factor=_yarn_attention_factor(given, factor),
     )
 
@@ -161,16 +169,37 @@ def _yarn_attention_factor(given: Config, factor: float) -> float:
     if given.get("attention_factor") is not None:
         return _number(given, "attention_factor")
     growth = math.log(factor) if factor > 1 else 0.0
-    mscale, mscale_all = given.get("mscale"), given.get("mscale_all_dim")
-    if mscale and mscale_all:
-        return float((0.1 * mscale * growth + 1) / (0.1 * mscale_all * growth + 1))
+    # A zero counts as absent.
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        return (0.1 * _number(given, "mscale") * growth + 1) / (0.1 * _number(given, "mscale_all_dim") * growth + 1)
     return 0.1 * growth + 1
 
 
+def _mapping(config: Config, key: str) -> Config:
+    value = config.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"config.json: {key} must be an object, not {value!r}")
+    return value or {}
+
+
+def _flag(config: Config, key: str, *, default: bool = False) -> bool:
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ConfigError(f"config.json: {key} must be true or false, not {value!r}")
+    return default if value is None else value
+
+
 def _size(config: Config, key: str, default: int | None = None) -> int:
+    value = _whole(config, key, default)
+    if value < 1:
+        raise ConfigError(f"config.json: {key} must be a positive integer, not {value!r}")
+    return value
+
+
+def _whole(config: Config, key: str, default: int | None = None) -> int:
     value = config.get(key)
     value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SIZE:
         raise ConfigError(f"config.json: {key} must be a positive integer, not {value!r}")
     return value
 
@@ -178,6 +207,6 @@ def _size(config: Config, key: str, default: int | None = None) -> int:
 def _number(config: Config, key: str, default: float | None = None) -> float:
     value = config.get(key)
     value = default if value is None else value
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
         raise ConfigError(f"config.json: {key} must be a positive number, not {value!r}")
     return float(value)
