@@ -37,7 +37,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "logprob_start_len": (-1, TOKENS),
     "top_logprobs_num": (0, MAX_TOP_LOGPROBS),
 }
-NOTHING = (None, False, "", [], {})
+NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 # Fields of features that this server does not have, each with the values that ask for nothing besides the usual ones.
 LATER: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
