@@ -29,9 +29,10 @@ RENDER_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupEr
 
 
 class ChatTemplate:
-    """`named`: template name -> source; "default" must be there, "tool_use" serves requests with tools where present."""
+    """`named`: template name -> source; "default" must be there, "tool_use" serves requests with tools where present. `origins`: template
+    name -> the file that it was read from, for messages."""
 
-    def __init__(self, named: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, named: Mapping[str, str], special_tokens: Mapping[str, str], *, origins: Mapping[str, str] | None = None) -> None:
         environment = _environment()
         self._templates: dict[str, jinja2.Template] = {}
         self._reads_parts: dict[str, bool] = {}
@@ -41,7 +42,8 @@ class ChatTemplate:
                 self._templates[name] = environment.from_string(source)
                 self._reads_parts[name] = _reads_parts(environment.parse(source))
             except jinja2.TemplateError as error:
-                raise ConfigError(f"the chat template {name!r} is no valid Jinja ({error}); see --chat-template") from error
+                shown = (origins or {}).get(name, repr(name))
+                raise ConfigError(f"the chat template {shown} is no valid Jinja ({error}); see --chat-template") from error
 
     def render(
         self,
@@ -78,30 +80,33 @@ def load_chat_template(directory: str | Path, *, override: str | None = None) ->
     """The template of a model directory, or the file `override`; None when the model has none."""
     folder = Path(directory)
     config = read_tokenizer_config(folder)
-    named = _named_sources(folder, config.chat_template)
+    found = _sources(folder, config.chat_template)
     if override is not None:
         try:
-            named = {"default": Path(override).read_text(encoding="utf-8")}
+            found = {"default": (Path(override).read_text(encoding="utf-8"), override)}
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--chat-template {override}: the file cannot be read ({error})") from error
-    if "default" not in named:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"--chat-template {override}: the file cannot be read ({reason})") from error
+    if "default" not in found:
         return None
-    return ChatTemplate(named, config.named)
+    named = {name: source for name, (source, _) in found.items()}
+    return ChatTemplate(named, config.named, origins={name: origin for name, (_, origin) in found.items()})
 
 
-def _named_sources(folder: Path, configured: Any) -> dict[str, str]:
-    """Template sources by name; a file of its own wins over the one inside tokenizer_config.json."""
-    named: dict[str, str] = {}
-    for value in (read_json(folder / "chat_template.json").get("chat_template"), configured):
+def _sources(folder: Path, configured: Any) -> dict[str, tuple[str, str]]:
+    """Template name -> source and the file it is from; a file of its own wins over the one inside tokenizer_config.json."""
+    found: dict[str, tuple[str, str]] = {}
+    inside = {"chat_template.json": read_json(folder / "chat_template.json").get("chat_template"), "tokenizer_config.json": configured}
+    for origin, value in inside.items():
         if isinstance(value, str):
-            named["default"] = value
+            found["default"] = value, origin
         elif isinstance(value, list):
-            named.update({str(item["name"]): str(item["template"]) for item in value})
+            found.update({str(item["name"]): (str(item["template"]), f"{item['name']} in {origin}") for item in value})
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        named[file.stem] = file.read_text(encoding="utf-8")
+        found[file.stem] = file.read_text(encoding="utf-8"), file.name
     if (folder / "chat_template.jinja").is_file():
-        named["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    return named
+        found["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8"), "chat_template.jinja"
+    return found
 
 
 def _plain_message(message: Mapping[str, Any], *, flatten: bool) -> dict[str, Any]:
@@ -116,8 +121,10 @@ def _plain_message(message: Mapping[str, Any], *, flatten: bool) -> dict[str, An
         raise BadRequest("messages: content must be a string or a list of parts", param="messages")
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
+        if kind != "text":
             raise BadRequest(f"messages: content parts of type {kind!r} are not supported; this model reads text only", param="messages")
+        if not isinstance(part.get("text"), str):
+            raise BadRequest("messages: the text of a content part must be a string", param="messages")
     plain["content"] = " ".join(part["text"] for part in content) if flatten else [dict(part) for part in content]
     return plain
 

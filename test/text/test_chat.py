@@ -132,6 +132,12 @@ def test_content_that_is_no_text_is_refused(content):
     assert caught.value.param == "messages"
 
 
+@pytest.mark.parametrize("part", [{"type": "text", "text": 5}, {"type": "text"}, {"type": "text", "text": None}])
+def test_a_text_part_without_text_is_told_what_it_lacks(part):
+    with pytest.raises(BadRequest, match="the text of a content part must be a string"):
+        ChatTemplate({"default": CHATML}, {}).render([{"role": "user", "content": [part]}])
+
+
 def test_missing_content_counts_as_empty():
     assert ChatTemplate({"default": CHATML}, {}).render([{"role": "assistant", "content": None}]).count("assistant\n<|im_end|>") == 1
 
@@ -168,3 +174,19 @@ def test_a_bad_template_stops_the_start(tmp_path):
         load_chat_template(tmp_path, override=str(tmp_path / "absent.jinja"))
     with pytest.raises(ConfigError, match="Jinja"):
         ChatTemplate({"default": "{% for %}"}, {})
+
+
+def test_a_bad_template_is_named_by_its_file(tmp_path):
+    def fault(**given):
+        with pytest.raises(ConfigError) as caught:
+            load_chat_template(tmp_path, **given)
+        return str(caught.value)
+
+    (tmp_path / "t.jinja").write_text("{% for %}")
+    assert f"the chat template {tmp_path / 't.jinja'} is no valid Jinja" in fault(override=str(tmp_path / "t.jinja"))
+    absent = str(tmp_path / "absent.jinja")
+    assert fault(override=absent) == f"--chat-template {absent}: the file cannot be read (No such file or directory)"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "default", "template": "{% for %}"}]}))
+    assert "the chat template default in tokenizer_config.json is" in fault()
+    (tmp_path / "chat_template.jinja").write_text("{{ ")
+    assert "the chat template chat_template.jinja is" in fault()
