@@ -13,6 +13,7 @@ import difflib
 import json
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,9 +144,18 @@ def _nearest(name: str, options: dict[str, Option]) -> str:
 
 def _read_file(path: str, options: dict[str, Option]) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = Path(path).read_text(encoding="utf-8")
+        twice, data = _first_double(yaml.compose(text, Loader=yaml.SafeLoader)), yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from None
+    except yaml.MarkedYAMLError as error:
+        # The error's own text quotes the line, which may hold a key.
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise ConfigError(f"--config {path}: {line}{error.problem}") from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
+    if twice is not None:
+        raise ConfigError(f"--config {path}: {twice} is given twice")
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -154,6 +164,8 @@ def _read_file(path: str, options: dict[str, Option]) -> dict[str, Any]:
     for key, value in data.items():
         written = str(key).replace("_", "-")
         name = ALIASES.get(written, written)
+        if name == "config":
+            raise ConfigError(f"--config {path}: config: a configuration file cannot name another one")
         if name not in options:
             reason = refusal(name)
             raise ConfigError(
@@ -166,6 +178,25 @@ def _read_file(path: str, options: dict[str, Option]) -> dict[str, Any]:
         if value is not None:
             values[name] = value
     return values
+
+
+def _first_double(node: yaml.Node | None) -> str | None:
+    """The first key that some mapping of the document holds twice: YAML's own reader keeps the last value without a word."""
+    waiting, seen = [node], set()
+    while waiting:
+        node = waiting.pop()
+        # An alias makes a node its own descendant.
+        if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            if double := next((key for key, count in keys.items() if count > 1), None):
+                return str(double)
+            waiting += [value for _, value in node.value]
+        else:
+            waiting += node.value
+    return None
 
 
 def _convert(option: Option, value: Any) -> Any:

@@ -177,8 +177,13 @@ def test_a_file_may_nest_json_and_leave_keys_empty(tmp_path: Path) -> None:
         ("host: [a]", "--host ['a']: give text"),
         ("page-size: 1\npage_size: 2", "given twice"),
         ("- a\n- b", "one flag a line"),
-        ("a: [", "--config"),
-        ("config: other.yaml", "unknown key config"),
+        ("a: [", "line 1: expected the node content"),
+        ("config: other.yaml", "config: a configuration file cannot name another one"),
+        ("port: 1\npage-size: 4\nport: 2", "port is given twice"),
+        ("'port': 1\nport: 2", "port is given twice"),
+        ("kv-events-config: {publisher: zmq, topic: a, topic: b}", "topic is given twice"),
+        ("api-key: &a [*a]\nhost: 2024-99-99", "--config"),
+        ("host: " + "[" * 5000, "--config"),
         ("api-key: [true]", "--api-key: a value"),
     ],
 )
@@ -187,7 +192,9 @@ def test_faults_in_a_file(tmp_path: Path, text: str, part: str) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    assert str(tmp_path / "none.yaml") in fault(["--config", str(tmp_path / "none.yaml")])
+    path = tmp_path / "none.yaml"
+    assert fault(["--config", str(path)]) == f"--config {path}: No such file or directory"
+    assert fault(["--config", str(tmp_path)]) == f"--config {tmp_path}: Is a directory"
 
 
 @given(
@@ -208,7 +215,8 @@ def test_flags_and_file_mean_the_same(
     assert parse([*DEMO, *argv]) == parse([*DEMO, "--config", str(path)])
 
 
-def test_a_secret_shows_in_no_message() -> None:
+def test_a_secret_shows_in_no_message(tmp_path: Path) -> None:
+    assert "hush" not in fault(write(tmp_path, "port: 1\napi-key: hush: 2\n"))
     settings = parse([*DEMO, "--api-key", "hush"])
     assert "hush" not in f"{settings} {settings!r}"
     assert "hush" not in fault([*DEMO, "--api-key", "hush", "--api-key", ""])
