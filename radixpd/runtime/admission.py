@@ -74,7 +74,7 @@ def admit(
     default_tokens: int = 128,
     special: bool = True,
 ) -> Ask:
-    """Validate everything about one prompt. `default_tokens` is the output limit of a request that gives none."""
+    """Validate everything about one prompt. `default_tokens` is the output limit of a request that gives none; its minimum raises it."""
     wish, extra = read(Sampling, sampling, names), read(Options, options, names)
     for part in (wish, extra):
         check_ranges(part, names)
@@ -110,7 +110,7 @@ def _params(
     greedy = temperature < GREEDY_BELOW or wish.top_k == 1
     seed = wish.seed if wish.sampling_seed is None else wish.sampling_seed
     return SamplingParams(
-        max_new_tokens=default_tokens if most is None else most,
+        max_new_tokens=max(default_tokens, least) if most is None else most,
         min_new_tokens=least,
         temperature=0.0 if greedy else temperature,
         top_p=1.0 if wish.top_p is None else wish.top_p,

@@ -28,6 +28,14 @@ def test_defaults_are_neutral() -> None:
     assert not ask({"max_new_tokens": 128}).clamp
 
 
+def test_the_default_limit_is_at_least_the_minimum() -> None:
+    raised = ask({"min_new_tokens": 200})
+    assert (raised.params.min_new_tokens, raised.params.max_new_tokens, raised.clamp) == (200, 200, True)
+    assert ask({"min_new_tokens": 20}).params.max_new_tokens == 128
+    with pytest.raises(BadRequest, match="min_new_tokens must be at most max_new_tokens"):
+        ask({"min_new_tokens": 200, "max_new_tokens": 128})
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"])
 def test_no_number_is_infinite(name, value) -> None:

@@ -44,6 +44,15 @@ async def test_defaults_of_the_output_limit(make_api) -> None:
     assert answer["usage"]["total_tokens"] == 100
 
 
+async def test_a_minimum_raises_the_default_limit(api) -> None:
+    answer = await api.post("/v1/completions", {"prompt": "abc", "min_tokens": 40, "ignore_eos": True})
+    assert answer["usage"]["completion_tokens"] == 40
+    answer = await api.generate("abc", sampling={"min_new_tokens": 200, "ignore_eos": True})
+    assert answer["meta_info"]["completion_tokens"] == 200
+    answer = await api.generate("abc", sampling={"min_new_tokens": 5000, "ignore_eos": True})
+    assert answer["meta_info"]["completion_tokens"] == 512 - 3
+
+
 async def test_prompts_as_ids(api) -> None:
     ids = api.service.manager.tokenizer.encode("abc").tolist()
     assert (await api.post("/v1/completions", {"prompt": ids}))["choices"][0]["text"] == "abc"
