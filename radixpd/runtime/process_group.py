@@ -1,8 +1,8 @@
 """The children of one server: start, watch, drain, end. Knows processes and signals, nothing of models or requests.
 
-States: running -> draining (a signal arrived: the API finishes its requests, then all exit) or failing (a child died: the API tells its
-clients, then all are killed). Invariants: `watch` waits only in one `select` (exits by pidfd, signals by wake-up fd, one deadline), and
-after `close` no child is left. Called by the supervisor, in the main thread.
+States: running -> draining (a signal arrived: the API finishes its requests, then all exit) or failing (a child died, or a later signal
+forces the end: the API tells its clients, then all are killed). Invariants: `watch` waits only in one `select` (exits by pidfd, signals
+by wake-up fd, one deadline), and after `close` no child is left. Called by the supervisor, in the main thread.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ __all__ = ["API", "ProcessGroup"]
 API = "api"  # the child that is told first, in draining and in failing
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 FAIL_GRACE = 3.0  # seconds for the API to answer open requests with an error
+FORCED_GRACE = 1.0  # the same, when a second signal forces the end
+REPEAT = 2.0  # one stop may arrive as several signals (from the terminal or `timeout`, and forwarded): so long they are the same one
 DRAIN_GRACE = 10.0  # on top of the drain timeout, for what follows the drain
 LAST_GRACE = 5.0  # for the other children once the API has ended well: nothing is left to lose
 
@@ -52,6 +54,7 @@ class ProcessGroup:
         self._children: dict[int, Child] = {}  # by pidfd; the ones not reaped yet
         self._state = "running"
         self._deadline: float | None = None
+        self._asked = 0.0  # when the drain began
         self._code = EXIT_FAILED  # what watch returns
 
     def __enter__(self) -> ProcessGroup:
@@ -114,12 +117,18 @@ class ProcessGroup:
     def _signalled(self) -> None:
         if not any(number in STOP_SIGNALS for number in self._woken.recv(4096)):
             return
-        if self._state != "running":
-            logger.warning("second signal: ending at once")
-            self._end_within(0)
+        if self._state == "failing":
+            return  # the end is near anyway, and the API still writes its last answers
+        if self._state == "draining":
+            if time.monotonic() - self._asked < REPEAT:
+                logger.info("a stop signal within %g s of the first: the same one", REPEAT)
+                return
+            self._state = "failing"
+            self._tell_api("the server was told to stop at once", grace=FORCED_GRACE)
             return
-        logger.info("draining: running requests get %g s", self._drain_timeout)
+        logger.info("draining: running requests get %g s; a signal after %g s ends them", self._drain_timeout, REPEAT)
         self._state = "draining"
+        self._asked = time.monotonic()
         self._end_within(self._drain_timeout + DRAIN_GRACE)
         api = self._api()
         if api is not None:
@@ -147,10 +156,14 @@ class ProcessGroup:
             self._end_within(0)
             return
         message = f"the {name} process {_how(code)}"
-        logger.error("%s; ending the server", message)
         self._code = EXIT_FAILED
+        self._tell_api(message, grace=FAIL_GRACE)
+
+    def _tell_api(self, message: str, *, grace: float) -> None:
+        """Let the API, if it lives, end its requests with this error; then everything ends."""
+        logger.error("%s; ending the server", message)
         api = self._api()
-        self._end_within(FAIL_GRACE if api else 0)
+        self._end_within(grace if api else 0)
         if api is not None:
             _write_line(api, json.dumps({"failed": message}).encode())
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -48,9 +49,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start a group with short graces; whatever a test leaves is killed."""
     hosts: list[Host] = []
 
-    def launch(fake: str = "", *, drain: float = 60, fail_grace: float = 3, drain_grace: float = 10, wait: bool = True) -> Host:
+    def launch(
+        fake: str = "", *, drain: float = 60, fail_grace: float = 3, drain_grace: float = 10, repeat: float = 60, wait: bool = True
+    ) -> Host:
         process = subprocess.Popen(
-            [sys.executable, "-m", "host", str(drain), str(fail_grace), str(drain_grace)],
+            [sys.executable, "-m", "host", str(drain), str(fail_grace), str(drain_grace), str(repeat)],
             env={**os.environ, "PYTHONPATH": f"{ROOT}:{FAKES}", "FAKE": fake, "TMPDIR": str(tmp_path)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
@@ -71,13 +74,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
             os.close(pidfd)
 
 
-def read_line(process: subprocess.Popen[str]) -> str:
-    """One line, byte by byte: what follows stays readable for `select` and `communicate`."""
-    assert process.stdout is not None
+def read_line(process: subprocess.Popen[str], stream: IO[str] | None = None) -> str:
+    """One line (of standard output), byte by byte: what follows stays readable for `select` and `communicate`."""
+    stream = stream or process.stdout
+    assert stream is not None
     line = b""
     while not line.endswith(b"\n"):
-        assert select.select([process.stdout], [], [], SECONDS)[0], "the group said nothing"
-        byte = os.read(process.stdout.fileno(), 1)
+        assert select.select([stream], [], [], SECONDS)[0], "the group said nothing"
+        byte = os.read(stream.fileno(), 1)
         assert byte, "the group ended"
         line += byte
     return line.decode().rstrip("\n")
@@ -130,12 +134,30 @@ def test_a_signal_to_the_whole_process_group_is_one_drain(start: Start, number: 
     assert "Traceback" not in err
 
 
-def test_a_second_signal_ends_at_once(start: Start) -> None:
-    host = start("stuck api")
+def test_a_second_signal_soon_after_the_first_is_the_same_one(start: Start) -> None:
+    host = start("api that drains when told twice")
     host.process.terminate()
     assert read_line(host.process) == "draining"
     host.process.terminate()
-    assert host.end()[0] == 1
+    assert host.process.stderr is not None
+    while "the same one" not in read_line(host.process, host.process.stderr):
+        pass
+    assert host.process.poll() is None
+    os.kill(host.pids["api"], signal.SIGTERM)
+    code, out, _ = host.end()
+    assert code == 0
+    assert "told" not in out
+
+
+@pytest.mark.parametrize("fake", ["stuck api", "stuck deaf api"])
+def test_a_later_signal_ends_the_group_and_the_api_is_told(start: Start, fake: str) -> None:
+    host = start(fake, repeat=0)
+    host.process.terminate()
+    assert read_line(host.process) == "draining"
+    host.process.terminate()
+    assert read_line(host.process) == "told the server was told to stop at once"
+    host.process.terminate()  # no effect: the API has its second
+    assert host.end(5)[0] == 1
     assert host.children_are_gone(0)
     assert not host.directory.exists()
 

@@ -15,8 +15,11 @@ def say(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 
+FAKE = os.environ.get("FAKE", "")
+
+
 def body(launch: child.Launch) -> int:
-    if os.environ.get("FAKE") == "early api":
+    if FAKE == "early api":
         say(f"api {os.getpid()}")
         signal.pause()
     woken, waker = socket.socketpair()
@@ -25,12 +28,14 @@ def body(launch: child.Launch) -> int:
     signal.signal(signal.SIGTERM, lambda *_: None)
     listening = socket.socket(fileno=launch.listen_fd)
     say(f"api {os.getpid()} {listening.getsockname()[1]}")
+    told_to_stop = 0
     while True:
         ready, _, _ = select.select([woken, child.CONTROL_FD], [], [])
         if woken in ready:
             woken.recv(100)
             say("draining")
-            if os.environ.get("FAKE") == "stuck api":
+            told_to_stop += 1
+            if "stuck" in FAKE or ("twice" in FAKE and told_to_stop == 1):
                 continue
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"shutdown", f"{launch.directory}/scheduler")
             return 0
@@ -38,7 +43,7 @@ def body(launch: child.Launch) -> int:
         if not line:
             return 1
         say("told " + json.loads(line)["failed"])
-        if os.environ.get("FAKE") != "deaf api":
+        if "deaf" not in FAKE:
             return 1
 
 

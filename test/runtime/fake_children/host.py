@@ -1,4 +1,4 @@
-"""A supervisor without a model: the real group, the fake children. Arguments: drain timeout, fail grace, drain grace."""
+"""A supervisor without a model: the real group, the fake children. Arguments: drain timeout, fail grace, drain grace, repeat."""
 
 import socket
 import sys
@@ -11,7 +11,7 @@ ENTRIES = {"api": "fake_api", "scheduler": "fake_worker", "runner": "fake_worker
 
 
 def main() -> int:
-    drain, process_group.FAIL_GRACE, process_group.DRAIN_GRACE = map(float, sys.argv[1:4])
+    drain, process_group.FAIL_GRACE, process_group.DRAIN_GRACE, process_group.REPEAT = map(float, sys.argv[1:5])
     settings = Settings(server=ServerSettings(drain_timeout=drain))
     log_to_stderr("supervisor", "info")
     listener: socket.socket = supervisor.bind("127.0.0.1", 0)
