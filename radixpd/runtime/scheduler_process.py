@@ -1,8 +1,9 @@
 """The scheduler process: the brain between its sockets. No torch here.
 
 One turn of the loop: take what the API and the runner sent, plan steps while the brain has one to give, hand out effects. It waits only
-when a turn moved nothing, in one poll. Invariants: one `Batch` per turn, the first `Load` means ready, a step that takes longer than the
-watchdog allows ends the group. Started by the supervisor as `python -m radixpd.runtime.scheduler_process`.
+when a turn moved nothing, in one poll. Invariants: one `Batch` per turn, the first `Load` means ready, from then on one comes at least
+every second (its heartbeat), a step that takes longer than the watchdog allows ends the group. Started by the supervisor as
+`python -m radixpd.runtime.scheduler_process`.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from radixpd.runtime.step_log import StepLog
 __all__ = ["Links", "Loop", "batch", "main"]
 
 LOAD_INTERVAL = 0.05
+HEARTBEAT = 1.0  # seconds after which a load is sent that has not changed
 LINGER_MS = 1000
 
 logger = logging.getLogger(__name__)
@@ -204,12 +206,13 @@ class Loop:
             self._events.answer_replays()
 
     def _send_load(self, now: float) -> None:
-        due = self._scheduler.in_flight == 0 or now - self._load_sent >= LOAD_INTERVAL
-        if not (self._ready and self._load_stale and due):
+        age = now - self._load_sent
+        due = self._load_stale and (self._scheduler.in_flight == 0 or age >= LOAD_INTERVAL)
+        if not (self._ready and (due or age >= HEARTBEAT)):
             return
         self._load_stale = False
         load = self._scheduler.load()
-        if load != self._load:
+        if load != self._load or age >= HEARTBEAT:
             self._links.to_api.send(Load(load))
             self._load, self._load_sent = load, now
 
@@ -226,8 +229,8 @@ class Loop:
         waits = []
         if self._scheduler.in_flight:
             waits.append(self._progress + self._watchdog - now)
-        if self._ready and self._load_stale:
-            waits.append(self._load_sent + LOAD_INTERVAL - now)
+        if self._ready:
+            waits.append(self._load_sent + (LOAD_INTERVAL if self._load_stale else HEARTBEAT) - now)
         # Rounded up: a timeout of 0 ms just before a deadline would spin.
         timeout = max(0, int(min(waits) * 1000) + 1) if waits else None
         if any(socket == child.CONTROL_FD for socket, _ in self._poller.poll(timeout)) and child.parent_is_gone():

@@ -299,11 +299,24 @@ def test_a_slow_load_and_a_long_idle_time_do_not_trip_the_watchdog(start: Start)
     group = start(settings(server=ServerSettings(watchdog_timeout=1)))
     assert not group.api_in.socket.poll(1200)
     group.ready()
-    group.pump(lambda: bool(group.of(Load)))
-    assert not group.api_in.socket.poll(1200)
+    group.pump(lambda: len(group.of(Load)) == 3)  # longer than the watchdog allows a step
     group.generate("a", [1, 2, 3])
     group.pump(lambda: "a" in group.finished())
     assert not group.of(Failed)
+
+
+def test_a_ready_loop_shows_that_it_turns_idle_and_busy(group: Group) -> None:
+    """One unchanged `Load` a second, no flood."""
+    began = time.monotonic()
+    group.pump(lambda: len(group.of(Load)) == 3, seconds=5)
+    assert time.monotonic() - began > 1.5
+    assert len({load.load for load in group.of(Load)}) == 1
+    group.answers = False
+    group.generate("a", [1, 2, 3])
+    group.pump(lambda: bool(group.held))
+    before = len(group.of(Load))
+    group.pump(lambda: len(group.of(Load)) >= before + 3, seconds=5)
+    assert len({load.load for load in group.of(Load)[-2:]}) == 1
 
 
 @pytest.mark.parametrize(
