@@ -1,8 +1,9 @@
 """The API process's end of the links: sends requests to the scheduler and routes what comes back to `Output` objects.
 
 Invariant: an output stays in `outputs` until the brain has ended it (or the engine has failed), so a rid is never used twice at a time.
-A ZMQ descriptor signals edges: the callback drains until nothing is left. Everything runs on one asyncio loop. Called by the tokenizer
-manager and by the API process's main.
+A ZMQ descriptor signals edges: the callback drains until nothing is left. A ready scheduler that stays silent for too many ticks of a
+timer (ticks, not clock time: a paused API process that wakes up has seen one) counts as failed. Everything runs on one asyncio loop.
+Called by the tokenizer manager and by the API process's main.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections import deque
 from typing import Any
@@ -25,15 +27,20 @@ from radixpd.runtime.output import Output
 __all__ = ["Client"]
 
 CONTROL_SECONDS = 10.0
+TICK = 1.0  # seconds; a ready scheduler says something at least as often
+SILENT_TICKS = 5  # without a message: unresponsive. Fewer would blame a busy machine
 RATE_WINDOW = 10.0  # seconds over which throughput is measured
 
 logger = logging.getLogger(__name__)
 
 
 class Client:
-    """`directory` is the private directory of the server's sockets. Build it inside the running loop that will use it."""
+    """`directory` is the private directory of the server's sockets; `watchdog` is how long a ready scheduler may be silent, in seconds.
 
-    def __init__(self, directory: str) -> None:
+    Build it inside the running loop that will use it.
+    """
+
+    def __init__(self, directory: str, *, watchdog: float = 300.0) -> None:
         addresses = Addresses(directory)
         self.outputs: dict[str, Output] = {}
         self.unstarted: set[str] = set()  # rids whose prompt is not computed yet
@@ -55,6 +62,14 @@ class Client:
         # Edges before this line are not signalled again.
         self._loop.call_soon(self._on_readable)
         self._open = True
+        self._watchdog = max(SILENT_TICKS, math.ceil(watchdog / TICK))  # in ticks
+        self._silent = 0  # ticks since the last message
+        self._timer = self._loop.call_later(TICK, self._tick)
+
+    @property
+    def unresponsive(self) -> bool:
+        """Whether a ready scheduler has been silent for longer than a busy machine explains."""
+        return self._silent >= SILENT_TICKS
 
     def submit(self, message: Generate, outputs: tuple[Output, ...]) -> None:
         """Send one prompt; its effects go to `outputs`, one per rid of the message."""
@@ -130,10 +145,20 @@ class Client:
         if not self._open:
             return
         self._open = False
+        self._timer.cancel()
         self._loop.remove_reader(self._descriptor)
         self._receiver.close()
         self._sender.close(linger_ms=500)
         self._context.term()
+
+    def _tick(self) -> None:
+        # Before it is ready the scheduler has nothing to say: weights may take long.
+        if self.ready.is_set():
+            self._silent += 1
+        if self._silent >= self._watchdog:
+            self.fail(f"the scheduler process has not answered for {self._watchdog * TICK:g} s (--watchdog-timeout)")
+        else:
+            self._timer = self._loop.call_later(TICK, self._tick)
 
     def _on_readable(self) -> None:
         if not self._open:
@@ -141,6 +166,7 @@ class Client:
         sound = False
         try:
             for message in self._receiver.drain():
+                self._silent = 0
                 self._route(message)
             sound = True
         finally:

@@ -59,8 +59,11 @@ class AbortBody(msgspec.Struct, kw_only=True):
 
 
 async def health(request: web.Request) -> web.Response:
-    """GET /health: 200 while requests are taken."""
-    state = service_of(request).manager.state
+    """GET /health: 200 while requests are taken and the scheduler shows signs of life."""
+    service = service_of(request)
+    state = service.manager.state
+    if state is State.READY and service.client.unresponsive:
+        return json_reply({"status": "unresponsive"}, status=503)
     return json_reply({"status": state.value}, status=200 if state is State.READY else 503)
 
 

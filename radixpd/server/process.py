@@ -92,9 +92,14 @@ def build_service(resolved: Resolved, client: Client) -> Service:
 async def open_service(service: Service) -> None:
     """Wait for the engine, warm it up, take requests."""
     manager = service.manager
+    # No deadline: weights may take long, and a child that dies before it is ready ends the group.
     await service.client.ready.wait()
+    seconds = service.resolved.settings.server.watchdog_timeout
     async with await manager.submit([probe(manager, tokens=min(WARM_UP_TOKENS, manager.limits.longest - 1))], internal=True) as generation:
-        await generation.finished(aborts=True)
+        try:
+            await asyncio.wait_for(generation.finished(aborts=True), seconds)
+        except TimeoutError:
+            raise EngineFailed(f"it did not finish within {seconds:g} s (--watchdog-timeout)") from None
     manager.warm = True
     logger.info("The server is fired up and ready to roll!")
 
@@ -103,7 +108,7 @@ async def serve(resolved: Resolved, directory: str, listener: socket.socket) -> 
     """Run until told to stop; returns the exit code."""
     loop = asyncio.get_running_loop()
     end: asyncio.Future[_End] = loop.create_future()
-    client = Client(directory)
+    client = Client(directory, watchdog=resolved.settings.server.watchdog_timeout)
     loop.add_reader(child.CONTROL_FD, _Control(client, end).on_readable)
     service = build_service(resolved, client)
     # A client that hangs up cancels its handler, which aborts what it has started.

@@ -21,6 +21,8 @@ import pytest
 from e2e.processes import run_to_end, session_members
 from e2e.servers import Server, free_port, tiny_chat_model, until
 
+from radixpd.runtime.process_group import REPEAT
+
 CLIENT_SECONDS = 10.0
 SMALL = ("--max-total-tokens", "4096", "--threads", "1")
 
@@ -63,9 +65,9 @@ def home() -> Iterator[str]:
 
 
 @pytest.fixture
-def lonely(tiny: Path, home: str) -> Iterator[Server]:
-    """A server that this test may hurt."""
-    server = Server(tiny, *SMALL, TMPDIR=home)
+def lonely(tiny: Path, home: str, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server that this test may hurt; the parameter, if any, is more flags."""
+    server = Server(tiny, *SMALL, *getattr(request, "param", ()), TMPDIR=home)
     yield server
     if server.process.poll() is None:
         os.killpg(server.process.pid, signal.SIGKILL)
@@ -111,13 +113,31 @@ def test_op_02_kill_9_of_the_supervisor_leaves_no_orphan(lonely: Server) -> None
     assert stream.failed
 
 
-@pytest.mark.parametrize("whole_group", [False, True], ids=["one", "group"])
-def test_op_01_sigterm_lets_streams_finish(lonely: Server, home: str, whole_group: bool) -> None:
+@pytest.mark.parametrize("lonely", [("--watchdog-timeout", "8")], indirect=True)
+def test_a_stopped_scheduler_is_noticed(lonely: Server, home: str) -> None:
+    stream = Stream(lonely, tokens=3500)
+    assert stream.began.wait(30)
+    os.kill(lonely.children()["scheduler"], signal.SIGSTOP)
+    health = until(lambda: (answer := lonely.get("/health")).status != 200 and answer, "/health tells", seconds=20)
+    assert health
+    assert (health.status, health.json) == (503, {"status": "unresponsive"})
+    stream.join(20)
+    assert not stream.broken
+    assert stream.events[-1]["error"]["message"] == "the scheduler process has not answered for 8 s (--watchdog-timeout)"
+    assert lonely.process.wait(CLIENT_SECONDS) == 1
+    until(lambda: nothing_left(lonely), "no process is left", seconds=5)
+    assert os.listdir(home) == []
+
+
+@pytest.mark.parametrize("how", ["one", "group", "group and forwarded"])
+def test_op_01_sigterm_lets_streams_finish(lonely: Server, home: str, how: str) -> None:
     streams = [Stream(lonely, tokens=600 + index) for index in range(4)]
     for stream in streams:
         assert stream.began.wait(30)
-    (os.killpg if whole_group else os.kill)(lonely.process.pid, signal.SIGTERM)
+    (os.kill if how == "one" else os.killpg)(lonely.process.pid, signal.SIGTERM)
     until(lambda: refused(lonely), "new requests are refused", seconds=5)
+    if how == "group and forwarded":
+        lonely.process.terminate()
     assert not all(stream.ended for stream in streams), "the streams were too short to prove anything"
     for index, stream in enumerate(streams):
         stream.join(60)
@@ -143,15 +163,23 @@ def refused(server: Server) -> bool:
     return True
 
 
-def test_a_second_signal_ends_at_once(lonely: Server, home: str) -> None:
+def test_a_later_signal_ends_streams_with_an_error(lonely: Server, home: str) -> None:
     stream = Stream(lonely, tokens=3500)
     assert stream.began.wait(30)
+    os.kill(lonely.children()["runner"], signal.SIGSTOP)  # the stream stays open
     lonely.process.terminate()
-    until(lambda: refused(lonely), "draining", seconds=5)
+    until(lambda: lonely.get("/health").status == 503, "draining", seconds=5)
+    drained = time.monotonic()
+    until(lambda: time.monotonic() - drained > REPEAT, "the next signal is another one")
+    assert not stream.ended
     asked = time.monotonic()
     lonely.process.terminate()
     assert lonely.process.wait(10) != 0
     assert time.monotonic() - asked < 5
+    stream.join(CLIENT_SECONDS)
+    assert not stream.broken
+    assert stream.events[-1]["error"]["message"] == "the server was told to stop at once"
+    assert sum("error" in event for event in stream.events) == 1
     assert nothing_left(lonely)
     assert os.listdir(home) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -123,6 +124,63 @@ async def test_a_message_that_cannot_be_handled_fails_everything_at_once(pair) -
     await asyncio.wait_for(client.failed.wait(), 5)
     assert output.failure
     assert caught
+
+
+@pytest_asyncio.fixture
+async def watched(tmp_path, monkeypatch):
+    """A client with short ticks that gives its scheduler 10 of them."""
+    monkeypatch.setattr("radixpd.runtime.client.TICK", 0.02)
+    client, engine = Client(str(tmp_path), watchdog=0.2), FakeEngine(str(tmp_path))
+    yield client, engine
+    client.close()
+    engine.close()
+
+
+async def test_a_silent_scheduler_is_unresponsive_then_failed(watched) -> None:
+    client, engine = watched
+    engine.start()
+    await asyncio.wait_for(client.ready.wait(), 5)
+    engine.hold()
+    (output,) = submit(client, "r")
+    assert not client.unresponsive
+    async with asyncio.timeout(5):
+        while not client.unresponsive:
+            await asyncio.sleep(0)
+        assert not client.failed.is_set()
+        await client.failed.wait()
+    assert output.failure == client.failure == "the scheduler process has not answered for 0.2 s (--watchdog-timeout)"
+
+
+async def test_any_message_of_the_scheduler_is_a_sign_of_life(watched) -> None:
+    client, engine = watched
+    engine.start()
+    await asyncio.wait_for(client.ready.wait(), 5)
+    async with asyncio.timeout(5):
+        while not client.unresponsive:
+            await asyncio.sleep(0)
+        engine._sender.send(Batch())
+        while client.unresponsive:
+            await asyncio.sleep(0)
+    assert not client.failed.is_set()
+
+
+async def test_silence_before_ready_is_no_failure(watched) -> None:
+    client, _ = watched
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client.failed.wait(), 0.5)
+    assert not client.unresponsive
+
+
+async def test_a_paused_api_process_does_not_blame_its_scheduler(watched) -> None:
+    """The pause is long enough for 50 ticks, but the loop did not run."""
+    client, engine = watched
+    engine.start()
+    await asyncio.wait_for(client.ready.wait(), 5)
+    time.sleep(1)  # holds up this loop as a pause does
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not client.failed.is_set()
+    assert not client.unresponsive
 
 
 async def test_throughput_forgets(pair, monkeypatch) -> None:

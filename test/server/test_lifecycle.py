@@ -11,8 +11,10 @@ from fake_engine import EOS
 
 from radixpd.config.secret import Secret
 from radixpd.config.settings import SchedulerSettings, ServerSettings
+from radixpd.errors import EngineFailed
 from radixpd.runtime.messages import Abort, Generate
 from radixpd.server import control_api
+from radixpd.server.process import open_service
 
 ENDLESS = {"ignore_eos": True, "max_new_tokens": 400}
 ROUTES = ["/generate", "/v1/completions", "/v1/chat/completions"]
@@ -176,6 +178,27 @@ async def test_flush_is_refused_while_requests_run_and_works_right_after(api) ->
     for _ in range(20):
         await api.generate("abcSTx", sampling={"stop": "ST"})
         assert (await api.http.get("/flush_cache")).status == 200
+
+
+async def test_health_tells_of_a_silent_scheduler(make_api, monkeypatch) -> None:
+    monkeypatch.setattr("radixpd.runtime.client.TICK", 0.02)
+    api = await make_api()
+    async with asyncio.timeout(5):
+        while not api.service.client.unresponsive:
+            await asyncio.sleep(0)
+    response = await api.http.get("/health")
+    assert (response.status, await response.json()) == (503, {"status": "unresponsive"})
+    await api.generate("it answers again")
+    assert (await api.http.get("/health")).status == 200
+
+
+async def test_a_warm_up_has_a_deadline(make_api) -> None:
+    api = await make_api(opened=False, server=ServerSettings(watchdog_timeout=0.1))
+    api.engine.hold()
+    api.engine.start()
+    with pytest.raises(EngineFailed, match=r"within 0\.1 s \(--watchdog-timeout\)"):
+        await asyncio.wait_for(open_service(api.service), 10)
+    assert (await api.http.get("/health")).status == 503
 
 
 async def test_keys_cover_every_route_but_health(make_api) -> None:
