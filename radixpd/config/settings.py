@@ -107,7 +107,9 @@ class ServerSettings:
     log_requests: bool = flag(False, "log each request's arrival and end")
     enable_metrics: bool = flag(True, "serve /metrics")
     enable_cache_report: bool = flag(True, "report usage.prompt_tokens_details.cached_tokens")
-    watchdog_timeout: float = flag(300.0, "seconds a step may take before the group is ended", low=1, high=86400)
+    watchdog_timeout: float = flag(
+        300.0, "seconds without a sign of life from the runner (a step) or the scheduler before the server ends", low=1, high=86400
+    )
     drain_timeout: float = flag(60.0, "seconds that running requests get to finish after SIGTERM", low=0, high=86400)
 
 

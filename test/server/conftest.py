@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 from fake_engine import FakeEngine, make_resolved, write_model
+from server.events import parse_events
 
 from radixpd.runtime.client import Client
 from radixpd.server.app import build_app
@@ -44,18 +43,6 @@ class Api:
         assert response.status == 200, await response.text()
         assert response.content_type == "text/event-stream"
         return parse_events(await response.text())
-
-
-def parse_events(text: str) -> list[Any]:
-    """Server-sent events as JSON."""
-    found = [part.removeprefix("data: ") for part in text.split("\n\n") if part]
-    return [part if part == "[DONE]" else json.loads(part) for part in found]
-
-
-async def read_first_event(response: ClientResponse) -> Any:
-    """The first event of a stream that goes on."""
-    line = await response.content.readuntil(b"\n\n")
-    return parse_events(line.decode())[0]
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ import asyncio
 import struct
 
 import pytest
-from conftest import parse_events
 from fake_engine import EOS
+from server.events import parse_events
 
 from radixpd.config.secret import Secret
 from radixpd.config.settings import SchedulerSettings, ServerSettings

@@ -7,8 +7,8 @@ import itertools
 
 import numpy as np
 import pytest
-from conftest import parse_events
 from fake_engine import EOS, logprob_of
+from server.events import parse_events
 
 from radixpd.config.settings import ServerSettings
 from radixpd.runtime.messages import Generate, Stop
@@ -45,6 +45,7 @@ async def test_a_stop_string_over_two_tokens_ends_the_output(api, keep, text) ->
     assert answer["text"] == text
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": "ST"}
     assert answer["meta_info"]["completion_tokens"] == len(answer["output_ids"]) == 5
+    await api.engine.received(Stop)
     assert [(s.keep, s.matched) for s in api.engine.of(Stop)] == [(5, "ST")]
 
 

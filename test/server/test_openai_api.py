@@ -6,8 +6,8 @@ import asyncio
 
 import openai
 import pytest
-from conftest import parse_events
 from fake_engine import EOS, logprob_of, write_model
+from server.events import parse_events
 
 from radixpd.runtime.messages import Generate
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 import pytest_asyncio
-from conftest import parse_events
 from fake_engine import FakeEngine, make_resolved
+from server.events import parse_events
 
 from radixpd.config.resolve import to_json
 from radixpd.config.settings import ServerSettings
