@@ -72,8 +72,10 @@ class SchedulerSettings:
 
     max_running_requests: int | None = flag(None, "slots: requests that may run at once", low=1, high=65536)
     max_queued_requests: int | None = flag(None, "waiting requests above which new ones get 503; default: no limit", low=1, high=2**31 - 1)
-    max_prefill_tokens: int = flag(16384, "prompt tokens per step", low=1, high=2**24)
-    chunked_prefill_size: int | None = flag(None, "prompt tokens per step of one prompt; -1 = never cut a prompt", low=-1, high=2**24)
+    max_prefill_tokens: int = flag(16384, "most prompt tokens of one step, whatever the chunk size", low=1, high=2**24)
+    chunked_prefill_size: int | None = flag(
+        None, "prompt tokens per step; longer prompts take several steps; -1 = never cut a prompt", low=-1, high=2**24
+    )
     schedule_policy: str = flag("fcfs", "order of the queue", choices=("fcfs", "lpm", "dfs-weight", "random", "priority"))
     schedule_conservativeness: float = flag(1.0, "above 1: admit fewer, retract less", low=0.05, high=10.0)
     enable_mixed_chunk: bool = flag(False, "decode rows ride along with prefill chunks")
