@@ -126,8 +126,8 @@ def _config(source: _Source) -> dict[str, Any]:
         "hidden_act": "silu",
         "attention_bias": source.tensor("blk.0.attn_q.bias") is not None,
         "mlp_bias": source.tensor("blk.0.ffn_up.bias") is not None,
-        # The file below is float32 whatever the source, so that --dtype float32 is exact; this is what `auto` means.
-        "torch_dtype": "float32" if embedding.tensor_type is gguf.GGMLQuantizationType.F32 else "bfloat16",
+        # Quantised values are exact in float32 and not in bfloat16, so `auto` takes float32.
+        "torch_dtype": "float32",
     }
     for name in ("bos", "eos"):
         field = source.reader.get_field(f"tokenizer.ggml.{name}_token_id")

