@@ -20,9 +20,10 @@ import msgspec
 import zmq
 
 from radixpd.core.effects import CacheCleared, CacheEvent, PagesRemoved, PagesStored
+from radixpd.core.page_hash import event_id
 from radixpd.errors import ConfigError
 
-__all__ = ["END_OF_REPLAY", "AllBlocksCleared", "BlockRemoved", "BlockStored", "EventBatch", "Publisher", "block_id"]
+__all__ = ["END_OF_REPLAY", "AllBlocksCleared", "BlockRemoved", "BlockStored", "EventBatch", "Publisher"]
 
 MEDIUM = "GPU"
 BUFFERED_BATCHES = 10_000
@@ -58,11 +59,6 @@ class EventBatch(msgspec.Struct, array_like=True, frozen=True):
 
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
-
-
-def block_id(page_hash: bytes) -> int:
-    """The public id of a page."""
-    return int.from_bytes(page_hash[-8:], "big")
 
 
 class Publisher:
@@ -127,13 +123,13 @@ class Publisher:
         match event:
             case PagesStored(hashes, parent, tokens):
                 return BlockStored(
-                    block_hashes=[block_id(page) for page in hashes],
-                    parent_block_hash=None if parent is None else block_id(parent),
+                    block_hashes=[event_id(page) for page in hashes],
+                    parent_block_hash=None if parent is None else event_id(parent),
                     token_ids=tokens.tolist(),
                     block_size=self._page_size,
                 )
             case PagesRemoved(hashes):
-                return BlockRemoved([block_id(page) for page in hashes])
+                return BlockRemoved([event_id(page) for page in hashes])
             case CacheCleared():
                 return AllBlocksCleared()
 

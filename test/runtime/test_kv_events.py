@@ -11,8 +11,9 @@ import pytest
 import zmq
 
 from radixpd.core.effects import CacheCleared, PagesRemoved, PagesStored
+from radixpd.core.page_hash import event_id
 from radixpd.errors import ConfigError
-from radixpd.runtime.kv_events import END_OF_REPLAY, Publisher, block_id
+from radixpd.runtime.kv_events import END_OF_REPLAY, Publisher
 
 ROOT, CHILD = b"\x01" * 24 + b"\x00" * 7 + b"\x05", b"\x02" * 24 + b"\xff" * 8
 STORED = PagesStored((ROOT, CHILD), None, np.arange(4, dtype=np.int32))
@@ -85,7 +86,7 @@ def test_parent_and_id_are_the_low_bits_of_the_hash(context: zmq.Context[Any]) -
     source.publish([PagesStored((CHILD,), ROOT, np.array([1, 2], np.int32))], unix_time=0.0)
     [_, [event]] = msgspec.msgpack.decode(receive(socket)[2])
     assert event[1:3] == [[int.from_bytes(CHILD, "big") % 2**64], int.from_bytes(ROOT, "big") % 2**64]
-    assert block_id(CHILD) == 2**64 - 1
+    assert event_id(CHILD) == 2**64 - 1
 
 
 def test_sequences_have_no_holes_and_nothing_is_sent_for_nothing(context: zmq.Context[Any]) -> None:
