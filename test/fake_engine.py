@@ -21,7 +21,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from radixpd.config.facts import MachineFacts, ModelFacts
 from radixpd.config.resolve import Resolved, resolve
-from radixpd.config.settings import CacheSettings, ModelSettings, SchedulerSettings, ServerSettings, Settings
+from radixpd.config.settings import (
+    CacheSettings,
+    GenerationSettings,
+    ModelSettings,
+    ObserveSettings,
+    SchedulerSettings,
+    ServerSettings,
+    Settings,
+)
 from radixpd.core.effects import Finished, Prefilled, PromptScored, TokensOut
 from radixpd.core.load import LoadSnapshot
 from radixpd.core.request import Finish, SamplingParams
@@ -60,6 +68,8 @@ def make_resolved(
     max_total_tokens: int = 4096,
     scheduler: SchedulerSettings | None = None,
     server: ServerSettings | None = None,
+    generation: GenerationSettings | None = None,
+    observe: ObserveSettings | None = None,
 ) -> Resolved:
     """Decisions for a server of the fake model."""
     model = ModelFacts(
@@ -71,6 +81,8 @@ def make_resolved(
         cache=CacheSettings(max_total_tokens=max_total_tokens),
         scheduler=scheduler or SchedulerSettings(max_running_requests=64),
         server=server or ServerSettings(),
+        generation=generation or GenerationSettings(),
+        observe=observe or ObserveSettings(),
     )
     machine = MachineFacts(available_memory=2**30, cores=1)
     return resolve(settings, directory=str(directory), tokenizer_directory=str(directory), model=model, machine=machine, seed=1)

@@ -11,7 +11,10 @@ from typing import Any
 
 from radixpd.config.secret import Secret
 
-__all__ = ["CacheSettings", "EngineSettings", "ModelSettings", "SchedulerSettings", "ServerSettings", "Settings", "flag"]
+__all__ = [
+    "CacheSettings", "EngineSettings", "GenerationSettings", "ModelSettings", "ObserveSettings", "SchedulerSettings", "ServerSettings",
+    "Settings", "flag",
+]  # fmt: skip
 
 
 def flag(
@@ -99,20 +102,32 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """HTTP and operations."""
+    """HTTP: address, keys, limits, end."""
 
     host: str = flag("127.0.0.1", "address to bind")
     port: int = flag(30000, "port to bind", low=0, high=65535)
     api_key: tuple[Secret, ...] = flag((), "keys that clients must send as a bearer token; may repeat", many=True, secret=True)
-    stream_interval: int = flag(1, "tokens per streamed chunk", low=1, high=10**6)
-    log_level: str = flag("info", "least severe message that is logged", choices=("debug", "info", "warning", "error"))
-    log_requests: bool = flag(False, "log each request's arrival and end")
-    enable_metrics: bool = flag(True, "serve /metrics")
-    enable_cache_report: bool = flag(True, "report usage.prompt_tokens_details.cached_tokens")
     watchdog_timeout: float = flag(
         300.0, "seconds without a sign of life from the runner (a step) or the scheduler before the server ends", low=1, high=86400
     )
     drain_timeout: float = flag(60.0, "seconds that running requests get to finish after SIGTERM", low=0, high=86400)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSettings:
+    """Defaults and shapes of answers."""
+
+    stream_interval: int = flag(1, "tokens per streamed chunk", low=1, high=10**6)
+    enable_cache_report: bool = flag(True, "report usage.prompt_tokens_details.cached_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class ObserveSettings:
+    """Logs and metrics."""
+
+    log_level: str = flag("info", "least severe message that is logged", choices=("debug", "info", "warning", "error"))
+    log_requests: bool = flag(False, "log each request's arrival and end")
+    enable_metrics: bool = flag(True, "serve /metrics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +139,5 @@ class Settings:
     scheduler: SchedulerSettings = SchedulerSettings()
     engine: EngineSettings = EngineSettings()
     server: ServerSettings = ServerSettings()
+    generation: GenerationSettings = GenerationSettings()
+    observe: ObserveSettings = ObserveSettings()

@@ -38,7 +38,7 @@ def serve(settings: Settings, *, entries: dict[str, str]) -> int:
 
     `entries`: module names of api, scheduler and runner. What does not fit is a `ConfigError` before any of them starts.
     """
-    log_to_stderr("supervisor", settings.server.log_level)
+    log_to_stderr("supervisor", settings.observe.log_level)
     try:
         with bind(settings.server.host, settings.server.port) as listener:
             resolved = _decide(settings)
@@ -56,7 +56,7 @@ def start(
     group: ProcessGroup, entries: dict[str, str], *, resolved: str, directory: str, listener: socket.socket, settings: Settings
 ) -> None:
     """Start the children of one server. The runner comes first: it takes longest, and the scheduler is told its process id."""
-    launch = Launch(resolved=resolved, directory=directory, parent=0, log_level=settings.server.log_level)
+    launch = Launch(resolved=resolved, directory=directory, parent=0, log_level=settings.observe.log_level)
     runner = group.spawn("runner", entries["runner"], launch)
     group.spawn("scheduler", entries["scheduler"], replace(launch, runner_pids=(runner,)))
     fd = listener.fileno()

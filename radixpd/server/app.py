@@ -13,13 +13,14 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from radixpd.errors import EngineFailed, RadixpdError
-from radixpd.server import chat, control_api, native_api, openai_api
+from radixpd.server import admin_api, chat, info_api, native_api, openai_api, text_api
 from radixpd.server.replies import error_body, error_reply, status_reply
 from radixpd.server.service import SERVICE, Service, service_of
 from radixpd.server.stream import STREAM, event
 
 __all__ = ["build_app"]
 
+ROUTED = (native_api, openai_api, chat, text_api, info_api, admin_api)  # every module with routes
 MAX_BODY = 32 * 2**20
 OPEN_PATHS = frozenset(("/health",))
 INTERNAL = "internal error; the server's log has the details"
@@ -31,31 +32,8 @@ def build_app(service: Service) -> web.Application:
     """The application for one server."""
     app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors, _keys])
     app[SERVICE] = service
-    app.router.add_routes(
-        [
-            web.post("/generate", native_api.generate),
-            web.put("/generate", native_api.generate),
-            web.post("/v1/completions", openai_api.completions),
-            web.post("/v1/chat/completions", chat.chat_completions),
-            web.get("/v1/models", openai_api.list_models),
-            # A model's name may hold slashes.
-            web.get("/v1/models/{id:.+}", openai_api.show_model),
-            web.get("/health", control_api.health),
-            web.get("/health_generate", control_api.health_generate),
-            web.get("/server_info", control_api.server_info),
-            web.get("/get_server_info", control_api.server_info),
-            web.get("/get_model_info", control_api.model_info),
-            web.get("/get_load", control_api.get_load),
-            web.get("/metrics", control_api.metrics),
-            web.get("/flush_cache", control_api.flush_cache),
-            web.post("/flush_cache", control_api.flush_cache),
-            web.post("/abort_request", control_api.abort_request),
-            web.post("/tokenize", control_api.tokenize),
-            web.post("/v1/tokenize", control_api.tokenize),
-            web.post("/detokenize", control_api.detokenize),
-            web.post("/v1/detokenize", control_api.detokenize),
-        ]
-    )
+    for module in ROUTED:
+        app.router.add_routes(module.ROUTES)
     return app
 
 

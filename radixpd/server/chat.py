@@ -22,7 +22,7 @@ from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import Service, service_of
 from radixpd.server.stream import DONE, Piece, stream
 
-__all__ = ["chat_completions", "rendered"]
+__all__ = ["ROUTES", "rendered"]
 
 MAX_MESSAGES = 4096
 MAX_TOP = 20
@@ -37,14 +37,14 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body, wishes = split(await read_object(request), ChatBody)
     _check(body)
     ask = await _ask(body, wishes, service)
-    server = service.resolved.settings.server
+    shown = service.resolved.settings.generation
     envelope = Envelope("chatcmpl", "chat.completion", "chat.completion.chunk", service.resolved.served_name)
     async with await service.manager.submit([ask]) as generation:
-        usage = Usage(generation, server.enable_cache_report, body.stream_options)
+        usage = Usage(generation, shown.enable_cache_report, body.stream_options)
         shape = _Shape(service, wanted=body.logprobs is True)
         if body.stream:
             frames = _ChatFrames(shape, envelope, usage, samples=ask.params.n)
-            return await stream(request, generation, frames, interval=server.stream_interval)
+            return await stream(request, generation, frames, interval=shown.stream_interval)
         await generation.finished(aborts=True)
         choices = [shape.choice(index, output) for index, output in enumerate(generation.outputs)]
         return json_reply(envelope.answer(choices, usage.count()))
@@ -155,3 +155,6 @@ async def _ask(body: ChatBody, wishes: Wishes, service: Service) -> Ask:
         template_kwargs=body.chat_template_kwargs,
     )
     return replace(ask, prompt=prompt)
+
+
+ROUTES = (web.post("/v1/chat/completions", chat_completions),)

@@ -19,7 +19,7 @@ from radixpd.server.replies import json_reply, read_object, warn_unknown
 from radixpd.server.service import Service, service_of
 from radixpd.server.stream import DONE, Piece, event, stream
 
-__all__ = ["generate"]
+__all__ = ["ROUTES"]
 
 MAX_BATCH = 4096
 HARMLESS = frozenset(("log_metrics", "no_logs", "custom_labels", "routing_key", "model"))
@@ -59,7 +59,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
         shapes = _shapes(service, asks, generation, texts=body.return_text_in_logprobs is True)
         if body.stream:
             frames = _NativeFrames(shapes, many=batch or len(shapes) > 1)
-            return await stream(request, generation, frames, interval=service.resolved.settings.server.stream_interval)
+            return await stream(request, generation, frames, interval=service.resolved.settings.generation.stream_interval)
         await generation.finished()
         answers = [
             shape.answer(output, upto=len(output.ids), text=output.text, finish=output.finish)
@@ -154,3 +154,6 @@ def _as(kind: type[Item], value: Any, name: str) -> Item:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise BadRequest(f"{name}: {error}", param=name) from None
+
+
+ROUTES = (web.post("/generate", generate), web.put("/generate", generate))

@@ -20,7 +20,7 @@ from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import Service, service_of
 from radixpd.server.stream import DONE, Piece, stream
 
-__all__ = ["completions", "list_models", "show_model"]
+__all__ = ["ROUTES"]
 
 DEFAULT_TOKENS = 16
 MAX_PROMPTS = 4096
@@ -35,13 +35,13 @@ async def completions(request: web.Request) -> web.StreamResponse:
     asks = [_ask(body, wishes, prompt, service) for prompt in _prompts(body.prompt)]
     if len(asks) > 1 and wishes.options.get("rid") is not None:
         raise BadRequest("rid names one prompt: send one prompt, or no rid", param="rid")
-    server = service.resolved.settings.server
+    shown = service.resolved.settings.generation
     envelope = Envelope("cmpl", "text_completion", "text_completion", service.resolved.served_name)
     async with await service.manager.submit(asks) as generation:
-        usage = Usage(generation, server.enable_cache_report, body.stream_options)
+        usage = Usage(generation, shown.enable_cache_report, body.stream_options)
         shape = _Shape(service, body, [ask.prompt if isinstance(ask.prompt, str) else None for ask in asks], asks[0].params.n)
         if body.stream:
-            return await stream(request, generation, _CompletionFrames(shape, envelope, usage), interval=server.stream_interval)
+            return await stream(request, generation, _CompletionFrames(shape, envelope, usage), interval=shown.stream_interval)
         await generation.finished(aborts=True)
         picked = [output for group in generation.groups for output in _best(group, samples)]
         choices = [shape.choice(index, output) for index, output in enumerate(picked)]
@@ -191,3 +191,11 @@ def _card(service: Service) -> dict[str, Any]:
         "root": resolved.served_name,
         "max_model_len": resolved.longest_request,
     }
+
+
+ROUTES = (
+    web.post("/v1/completions", completions),
+    web.get("/v1/models", list_models),
+    # A model's name may hold slashes.
+    web.get("/v1/models/{id:.+}", show_model),
+)

@@ -28,7 +28,7 @@ from radixpd.runtime.client import Client
 from radixpd.runtime.metrics import Metrics, View
 from radixpd.runtime.tokenizer_manager import TokenizerManager
 from radixpd.server.app import build_app
-from radixpd.server.control_api import probe
+from radixpd.server.info_api import probe
 from radixpd.server.service import Service
 from radixpd.text.chat import load_chat_template
 from radixpd.text.tokenizer import load_tokenizer
@@ -84,7 +84,7 @@ def build_service(resolved: Resolved, client: Client) -> Service:
         metrics,
         seed=resolved.seed,
         max_queued=resolved.settings.scheduler.max_queued_requests,
-        log_requests=resolved.settings.server.log_requests,
+        log_requests=resolved.settings.observe.log_requests,
     )
     return Service(resolved, client, manager, metrics)
 

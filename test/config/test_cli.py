@@ -60,7 +60,7 @@ def test_every_kind_of_flag() -> None:
     assert settings.server.port == 0
     assert settings.scheduler.schedule_conservativeness == 0.5
     assert settings.cache.disable_radix_cache
-    assert not settings.server.enable_metrics
+    assert not settings.observe.enable_metrics
     assert settings.scheduler.schedule_policy == "lpm"
     assert settings.scheduler.chunked_prefill_size == -1
     assert [key.reveal() for key in settings.server.api_key] == ["one", "two", "three"]
@@ -154,7 +154,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     settings = parse([*config, "--port", "2", "--enable-metrics"])
     assert settings.model.model_path == "demo"
     assert (settings.server.port, settings.cache.page_size) == (2, 4)
-    assert settings.server.enable_metrics
+    assert settings.observe.enable_metrics
     assert len(settings.server.api_key) == 2
 
 

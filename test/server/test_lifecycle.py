@@ -10,10 +10,10 @@ from fake_engine import EOS
 from server.events import parse_events
 
 from radixpd.config.secret import Secret
-from radixpd.config.settings import SchedulerSettings, ServerSettings
+from radixpd.config.settings import ObserveSettings, SchedulerSettings, ServerSettings
 from radixpd.errors import EngineFailed
 from radixpd.runtime.messages import Abort, Generate
-from radixpd.server import control_api
+from radixpd.server import info_api
 from radixpd.server.process import open_service
 
 ENDLESS = {"ignore_eos": True, "max_new_tokens": 400}
@@ -163,7 +163,7 @@ async def test_fifty_probes_leave_nothing_behind(api) -> None:
 
 async def test_the_deep_probe_cancels_what_it_started(api, monkeypatch) -> None:
     assert (await api.http.get("/health_generate")).status == 200
-    monkeypatch.setattr(control_api, "PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(info_api, "PROBE_SECONDS", 0.05)
     api.engine.hold()
     assert (await api.http.get("/health_generate")).status == 503
     await api.engine.received(Abort)
@@ -245,7 +245,7 @@ async def test_metrics_are_read_from_state(api) -> None:
 
 
 async def test_metrics_can_be_off(make_api) -> None:
-    api = await make_api(server=ServerSettings(enable_metrics=False))
+    api = await make_api(observe=ObserveSettings(enable_metrics=False))
     assert (await api.http.get("/metrics")).status == 404
 
 

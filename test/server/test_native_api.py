@@ -10,7 +10,7 @@ import pytest
 from fake_engine import EOS, logprob_of
 from server.events import parse_events
 
-from radixpd.config.settings import ServerSettings
+from radixpd.config.settings import GenerationSettings
 from radixpd.runtime.messages import Generate, Stop
 
 
@@ -66,7 +66,7 @@ async def test_special_tokens_can_be_shown(api) -> None:
 @pytest.mark.parametrize("interval", [1, 3, 100])
 @pytest.mark.parametrize("stop", [None, "xy", "ß"])
 async def test_a_stream_is_the_plain_answer_growing(make_api, interval, stop) -> None:
-    api = await make_api(server=ServerSettings(stream_interval=interval))
+    api = await make_api(generation=GenerationSettings(stream_interval=interval))
     body = {"text": "größe 日本 xyz", "sampling_params": {"stop": stop}, "return_logprob": True}
     plain = await api.post("/generate", body)
     *chunks, done = await api.events("/generate", body)

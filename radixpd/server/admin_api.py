@@ -1,0 +1,45 @@
+"""Orders to the server: flush the cache, end requests.
+
+With `--api-key` these need a key, as everything does. Called by the application's router.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from radixpd.errors import BadRequest
+from radixpd.runtime.admission import read
+from radixpd.server.replies import json_reply, read_object
+from radixpd.server.service import service_of
+
+__all__ = ["ROUTES"]
+
+
+class AbortBody(msgspec.Struct, kw_only=True):
+    """Body of `/abort_request`."""
+
+    rid: str | None = None
+    abort_all: bool = False
+
+
+async def flush_cache(request: web.Request) -> web.Response:
+    """GET or POST /flush_cache: 400 while requests run."""
+    await service_of(request).client.control("flush_cache")
+    return json_reply({"success": True})
+
+
+async def abort_request(request: web.Request) -> web.Response:
+    """POST /abort_request: by rid, or all. An unknown rid is no error: the answer and the abort may have crossed."""
+    manager = service_of(request).manager
+    body = read(AbortBody, await read_object(request))
+    if not body.rid and not body.abort_all:
+        raise BadRequest("give rid, or abort_all: true", param="rid")
+    return json_reply({"aborted": manager.abort_all() if body.abort_all else manager.abort(body.rid or "")})
+
+
+ROUTES = (
+    web.get("/flush_cache", flush_cache),
+    web.post("/flush_cache", flush_cache),
+    web.post("/abort_request", abort_request),
+)

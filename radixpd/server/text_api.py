@@ -1,0 +1,87 @@
+"""Text to ids and back: `/tokenize` and `/detokenize`, with the served model's tokenizer and chat template.
+
+Called by the application's router.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from radixpd.errors import BadRequest
+from radixpd.runtime.admission import read
+from radixpd.server.chat import rendered
+from radixpd.server.replies import json_reply, read_object
+from radixpd.server.service import service_of
+
+__all__ = ["ROUTES"]
+
+MAX_TEXTS = 4096
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """Body of `/tokenize`: one of text, prompt, messages."""
+
+    text: str | list[str] | None = None
+    prompt: str | list[str] | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """Body of `/detokenize`."""
+
+    tokens: list[Any]
+    skip_special_tokens: bool = True
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """POST /tokenize."""
+    service = service_of(request)
+    body = read(TokenizeBody, await read_object(request))
+    given = [value for value in (body.text, body.prompt, body.messages) if value is not None]
+    if len(given) != 1:
+        raise BadRequest("give one of text, prompt, messages", param="text")
+    if body.messages is not None:
+        kwargs = body.chat_template_kwargs
+        text: str | list[str] = await rendered(service, body.messages, generation=body.add_generation_prompt, template_kwargs=kwargs)
+        special = False
+    else:
+        text, special = (body.text if body.text is not None else body.prompt) or "", body.add_special_tokens
+    texts = [text] if isinstance(text, str) else text
+    if len(texts) > MAX_TEXTS:
+        raise BadRequest(f"at most {MAX_TEXTS} texts, got {len(texts)}", param="text")
+    tokens = [(await service.manager.encode(item, special=special)).tolist() for item in texts]
+    counts = [len(item) for item in tokens]
+    single = isinstance(text, str)
+    longest = service.resolved.longest_request
+    return json_reply({"tokens": tokens[0] if single else tokens, "count": counts[0] if single else counts, "max_model_len": longest})
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """POST /detokenize."""
+    manager = service_of(request).manager
+    body = read(DetokenizeBody, await read_object(request))
+    many = bool(body.tokens) and isinstance(body.tokens[0], list)
+    try:
+        lists: list[list[int]] = msgspec.convert(body.tokens if many else [body.tokens], list[list[int]])
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"tokens: {error}", param="tokens") from None
+    top = manager.limits.vocab_size
+    for ids in lists:
+        if ids and not 0 <= min(ids) <= max(ids) < top:
+            raise BadRequest(f"tokens: ids must be between 0 and {top - 1}", param="tokens")
+    texts = [manager.tokenizer.decode(ids, skip_special=body.skip_special_tokens) for ids in lists]
+    return json_reply({"text": texts if many else texts[0]})
+
+
+ROUTES = (
+    web.post("/tokenize", tokenize),
+    web.post("/v1/tokenize", tokenize),
+    web.post("/detokenize", detokenize),
+    web.post("/v1/detokenize", detokenize),
+)
