@@ -1,0 +1,44 @@
+"""Minutes at 80 % of capacity, with aborts and bad requests: right answers, flat memory, no page lost.
+
+Three minutes in `make test-full`; `RADIXPD_SOAK_MINUTES=30` makes it the long run whose figures are in docs/log.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from e2e.servers import Server
+from e2e.soak import Soak
+
+MINUTES = float(os.environ.get("RADIXPD_SOAK_MINUTES", "3"))
+WARM_UP = 60 * MINUTES / 5
+GROWTH = 0.05 if MINUTES >= 10 else 0.10  # a short run has hardly warmed up
+MEBIBYTE = 2**20
+
+
+@pytest.mark.full
+@pytest.mark.timeout(int(60 * MINUTES) + 300)
+def test_soak(serve: Callable[..., Server], tiny: Path) -> None:
+    server = serve("--max-total-tokens", "16384", "--log-level", "warning")
+    soak = Soak(server)
+    report = soak.run(seconds=60 * MINUTES, measure=20, share=0.8)
+    growth = report.flatness(WARM_UP)
+    print(
+        f"\ncapacity {report.capacity:.1f} requests/s, offered {report.rate:.1f} for {MINUTES:g} min, client late by at most {report.late:.2f} s"
+    )
+    print(f"answers: {dict(report.counts)}, wrong: {len(report.wrong)}")
+    for name, samples in report.rss.items():
+        print(
+            f"{name}: {samples[0][1] / MEBIBYTE:.1f} MiB first, {samples[-1][1] / MEBIBYTE:.1f} last, {100 * growth[name]:+.2f} % after warm-up"
+        )
+    assert report.wrong == []
+    assert report.counts["whole"] > 100
+    assert report.counts["aborted"] > 0
+    assert report.counts["refused"] > 0
+    server.settled()
+    server.flush()
+    assert server.pages() == {"free": 16384 / 16, "tree": 0, "request": 0}
+    assert {name: share for name, share in growth.items() if abs(share) > GROWTH} == {}
