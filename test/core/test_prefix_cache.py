@@ -164,8 +164,8 @@ def test_stored_and_removed_name_their_pages() -> None:
     assert cache.events == [PagesRemoved((first.hashes[1],))]
 
 
-def test_colliding_hashes_never_cause_reuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PC-12: the tree compares token ids; with a hash that says the same of every page, nothing wrong is found."""
+def test_pc_12_colliding_hashes_never_cause_reuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tree compares token ids; with a hash that says the same of every page, nothing wrong is found."""
 
     def weak(parent: bytes, data: bytes, page_bytes: int) -> list[bytes]:
         return [bytes(32)] * (len(data) // page_bytes)
@@ -181,8 +181,8 @@ def test_colliding_hashes_never_cause_reuse(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(set(held.values())) == len(held) > 10
 
 
-def test_split_copies_and_evicted_parts_are_given_back() -> None:
-    """PC-05: 2,000 prompts leave a long prompt early and all are evicted. What stays costs its own index, not that of what has gone."""
+def test_pc_05_split_copies_and_evicted_parts_are_given_back() -> None:
+    """2,000 prompts leave a long prompt early and all are evicted. What stays costs its own index, not that of what has gone."""
     size, stem_pages, tail_pages, kept_pages = 16, 20_000, 2, 64
     page_cost = 4 * size + 8 + 32 + 8 + 65  # token bytes, page id in a list and as an int, hash in a list and as bytes
     rng = np.random.default_rng(0)

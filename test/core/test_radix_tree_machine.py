@@ -329,7 +329,7 @@ def _settings(examples: int, steps: int, derandomize: bool) -> settings:
     )
 
 
-def test_random_histories() -> None:
+def test_pc_04_sizes_follow_the_tree_in_random_histories() -> None:
     run_state_machine_as_test(CacheMachine, settings=_settings(400, 40, True))
 
 

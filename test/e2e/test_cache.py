@@ -6,6 +6,8 @@ Case ids in names and comments are those of the project's list of field reports.
 from __future__ import annotations
 
 import random
+import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -273,3 +275,38 @@ def test_several_prompts_of_one_body_are_one_answer_each(server: Server) -> None
     found = answers(server.generate(input_ids=[body["input_ids"] for body in bodies], sampling_params=sampling(10)))
     for answer, reference in zip(found, expected, strict=True):
         reference.check(answer)
+
+
+def test_sc_04_chunk_sizes_change_nothing(server: Server, serve: Callable[..., Server]) -> None:
+    body = {"input_ids": ids(300, 15), "sampling_params": sampling(24)}
+    expected = solo(server, body)[0]
+    for size in ("16", "64", "-1"):
+        chunked = serve("--chunked-prefill-size", size, "--threads", "1")
+        for _ in range(2):
+            expected.check(chunked.generate(**body))
+        chunked.settled()
+        chunked.flush()
+        assert chunked.pages()["free"] * 16 == chunked.metric("max_total_num_tokens")
+
+
+@pytest.mark.full
+def test_is_06_first_token_time_tells_nothing_about_other_tenants(serve: Callable[..., Server]) -> None:
+    """30 paired first-token times. The control, a tenant's own warm prompt, shows that a hit would be seen."""
+    server = serve(*LARGE)
+    times: dict[str, list[float]] = {"cold": [], "foreign": [], "own": []}
+
+    def ask(prompt: list[int], salt: str) -> float:
+        began = time.perf_counter()
+        server.generate(input_ids=prompt, sampling_params=sampling(1), cache_salt=salt)
+        return time.perf_counter() - began
+
+    for turn in range(30):
+        prompt = ids(900, 2000 + turn)
+        ask(prompt, "victim")
+        pair = [("foreign", prompt), ("cold", ids(900, 3000 + turn))]
+        for name, each in pair if turn % 2 else reversed(pair):
+            times[name].append(ask(each, "attacker"))
+        times["own"].append(ask(prompt, "victim"))
+    cold, foreign, own = (statistics.median(times[name]) for name in ("cold", "foreign", "own"))
+    assert own < 0.7 * cold, f"medians in seconds: own {own}, cold {cold}: this test could not see a hit"
+    assert 0.8 < foreign / cold < 1.25, f"medians in seconds: foreign {foreign}, cold {cold}"

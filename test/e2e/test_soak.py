@@ -26,14 +26,12 @@ def test_soak(serve: Callable[..., Server], tiny: Path) -> None:
     soak = Soak(server)
     report = soak.run(seconds=60 * MINUTES, measure=20, share=0.8)
     growth = report.flatness(WARM_UP)
-    print(
-        f"\ncapacity {report.capacity:.1f} requests/s, offered {report.rate:.1f} for {MINUTES:g} min, client late by at most {report.late:.2f} s"
-    )
+    offered = f"offered {report.rate:.1f} for {MINUTES:g} min; client late by {report.late:.2f} s at most"
+    print(f"\ncapacity {report.capacity:.1f} requests/s, {offered}")
     print(f"answers: {dict(report.counts)}, wrong: {len(report.wrong)}")
     for name, samples in report.rss.items():
-        print(
-            f"{name}: {samples[0][1] / MEBIBYTE:.1f} MiB first, {samples[-1][1] / MEBIBYTE:.1f} last, {100 * growth[name]:+.2f} % after warm-up"
-        )
+        first, last = (samples[at][1] / MEBIBYTE for at in (0, -1))
+        print(f"{name}: {first:.1f} MiB at first, {last:.1f} at last, {100 * growth[name]:+.2f} % after warm-up")
     assert report.wrong == []
     assert report.counts["whole"] > 100
     assert report.counts["aborted"] > 0

@@ -55,7 +55,7 @@ def test_shards_may_be_links_as_in_a_hub_cache(folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("shard", ["../outside.safetensors", "/etc/model.safetensors", "sub/a.safetensors", "..", "weights.bin", 7])
-def test_a_shard_outside_the_folder_is_refused(folder: Path, shard: Any) -> None:
+def test_se_07_a_shard_outside_the_folder_is_refused(folder: Path, shard: Any) -> None:
     save_file({"lm_head.weight": torch.zeros(256, 64)}, folder.parent / "outside.safetensors")
     edit_json(folder / INDEX, lambda index: index["weight_map"].update({"lm_head.weight": shard}))
     with pytest.raises(ConfigError, match=r"names the shard .* only \*.safetensors files of the model's folder"):
@@ -91,7 +91,7 @@ def test_a_missing_shard_and_a_broken_one(folder: Path) -> None:
         load_decoder(folder, parallel=Alone())
 
 
-def test_a_folder_with_pickled_weights_only_is_refused(folder: Path) -> None:
+def test_se_07_a_folder_with_pickled_weights_only_is_refused(folder: Path) -> None:
     for path in folder.glob("*.safetensors*"):
         path.unlink()
     torch.save({}, folder / "pytorch_model.bin")
@@ -165,7 +165,7 @@ def test_fingerprint_names_weights_and_precision_not_place_or_time(folder: Path,
     assert len(dummies | {name}) == 3
 
 
-def test_fingerprint_sees_a_change_in_any_tensor_and_in_the_config(folder: Path) -> None:
+def test_is_01_fingerprint_sees_a_change_in_any_tensor_and_in_the_config(folder: Path) -> None:
     names = {fingerprint(folder)}
     for shard in sorted(folder.glob("*.safetensors")):
         tensors = load_file(shard)
