@@ -7,7 +7,7 @@ skipped when they surface. So one eviction costs O(log leaves) and the tree is n
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,6 +55,10 @@ class EvictionQueue:
     def discard(self, node: TreeNode) -> None:
         """The node is not evictable any more (locked, or it has a child)."""
         self._entry.pop(node, None)
+
+    def latest(self) -> Iterator[TreeNode]:
+        """Every evictable leaf, the one that became so last first. The queue must not change meanwhile."""
+        return reversed(self._entry)
 
     def first(self) -> TreeNode | None:
         """The leaf that goes first, left in place; None when nothing is evictable."""

@@ -25,6 +25,10 @@ class PageAllocator:
         """How many pages are free."""
         return self._top
 
+    def free_map(self) -> np.ndarray:
+        """Whether each page is free, bool `[pages]`; a view, to be read at once."""
+        return self._is_free
+
     def allocate(self, count: int) -> np.ndarray:
         """`count` page ids, int32 `[count]`; the caller has checked that they are there."""
         assert count <= self._top, f"{count} pages asked, {self._top} free"

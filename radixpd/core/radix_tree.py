@@ -153,6 +153,10 @@ class RadixTree:
             self._trim(node, len(node.page_ids), page_ids, hashes)
         return page_ids, hashes
 
+    def age(self, node: TreeNode) -> int:
+        """Look-ups and insertions since the node was last used."""
+        return self._clock - node.last_used
+
     def nodes(self) -> Iterator[TreeNode]:
         """Every node but the roots, parents first (for tests, dumps and the flush of a whole tree)."""
         stack = list(self.roots.values())

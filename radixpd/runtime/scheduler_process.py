@@ -24,6 +24,7 @@ from radixpd.config.resolve import Resolved, from_json
 from radixpd.core.effects import ClientEffect, Finished, Prefilled, PromptScored, TokensOut
 from radixpd.core.load import LoadSnapshot
 from radixpd.core.scheduler import Scheduler
+from radixpd.core.tree_view import cache_view
 from radixpd.errors import EngineFailed
 from radixpd.runtime import child
 from radixpd.runtime.kv_events import Publisher
@@ -151,6 +152,9 @@ class Loop:
     def _answer(self, number: int, action: str) -> Reply:
         if action == "state":
             return Reply(number, self._scheduler.state())
+        if action == "cache_tree":
+            view = cache_view(self._scheduler.cache, self._scheduler.table)
+            return Reply(number, msgspec.to_builtins(view, builtin_types=(bytes,)))
         return Reply(number, {}, f"unknown action {action}")
 
     def _answer_flushes(self) -> None:
