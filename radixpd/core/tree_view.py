@@ -115,7 +115,8 @@ def _cells(cache: PrefixCache, table: SlotTable, used: list[int], width: int) ->
     request = np.bincount(np.concatenate(own) // width, minlength=len(starts)) if own else np.zeros_like(free)
     # What is neither free nor a request's own is the tree's: there is no fourth owner.
     tree = np.minimum(width, pages - starts) - free - request
-    return np.stack((request, tree, free)).argmax(axis=0)
+    cells: np.ndarray = np.stack((request, tree, free)).argmax(axis=0)
+    return cells
 
 
 def _runs(cells: np.ndarray) -> list[tuple[int, int]]:

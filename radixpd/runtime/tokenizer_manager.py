@@ -132,6 +132,22 @@ class TokenizerManager:
         except TimeoutError:
             raise Overloaded(f"tokenizing took longer than {TEXT_SECONDS:g} s") from None
 
+    async def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """Each token's share of the text, special tokens spelt out; joined they are the text. A character that several tokens make up
+        stands at the last of them."""
+
+        def spell() -> list[str]:
+            stream = self.tokenizer.stream(skip_special=False)
+            strings = [stream.push(id) for id in ids]
+            return [*strings[:-1], strings[-1] + stream.flush()] if strings else []
+
+        if len(ids) <= THREAD_ABOVE // 8:
+            return spell()
+        try:
+            return await in_thread(spell, seconds=TEXT_SECONDS)
+        except TimeoutError:
+            raise Overloaded(f"detokenizing took longer than {TEXT_SECONDS:g} s") from None
+
     async def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """The prompt of a conversation; `options` are those of `ChatTemplate.render`. A template is a program: it runs off the loop."""
         if self.template is None:
