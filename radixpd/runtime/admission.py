@@ -18,10 +18,23 @@ import numpy as np
 from radixpd.core.page_hash import namespace
 from radixpd.core.request import LogprobParams, SamplingParams
 from radixpd.errors import BadRequest
-from radixpd.runtime.fields import LATER, MAX_SAMPLES, MAX_TOP_LOGPROBS, TOKENS, Options, Sampling, check_ranges, read, refuse_later
+from radixpd.runtime.fields import (
+    LATER,
+    MAX_SAMPLES,
+    MAX_TOP_LOGPROBS,
+    NOTHING,
+    RANGES,
+    TOKENS,
+    Options,
+    Sampling,
+    check_ranges,
+    read,
+    refuse_later,
+)
 
 __all__ = [
-    "LATER", "MAX_SAMPLES", "MAX_TOP_LOGPROBS", "TOKENS", "Ask", "Limits", "Options", "Sampling", "admit", "read", "refuse_later",
+    "LATER", "MAX_BIAS", "MAX_LIST", "MAX_NAME", "MAX_SAMPLES", "MAX_STOP_LENGTH", "MAX_TOP_LOGPROBS", "NOTHING", "RANGES", "TOKENS", "Ask",
+    "Limits", "Options", "Sampling", "admit", "read", "refuse_later",
 ]  # fmt: skip
 
 MAX_LIST = 128  # stop strings, stop token ids, token_ids_logprob

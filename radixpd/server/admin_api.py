@@ -10,10 +10,12 @@ from aiohttp import web
 
 from radixpd.errors import BadRequest
 from radixpd.runtime.admission import read
+from radixpd.server.answers import Aborted, Flushed
+from radixpd.server.docs import Body, Doc
 from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import service_of
 
-__all__ = ["ROUTES"]
+__all__ = ["DOCS", "ROUTES"]
 
 
 class AbortBody(msgspec.Struct, kw_only=True):
@@ -43,3 +45,7 @@ ROUTES = (
     web.post("/flush_cache", flush_cache),
     web.post("/abort_request", abort_request),
 )
+DOCS = {
+    flush_cache: Doc("Empty the prefix cache; 400 while requests run", answer=Flushed, errors=(400, 503)),
+    abort_request: Doc("End a request by its rid, or all", answer=Aborted, body=Body(AbortBody)),
+}

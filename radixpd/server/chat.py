@@ -14,20 +14,41 @@ import msgspec
 from aiohttp import web
 
 from radixpd.errors import BadRequest
-from radixpd.runtime.admission import TOKENS, Ask, admit, refuse_later
+from radixpd.runtime.admission import LATER, TOKENS, Ask, admit, refuse_later
 from radixpd.runtime.output import Output
+from radixpd.server.answers import ChatChunk, ChatCompletion
+from radixpd.server.docs import Body, Doc, Schema, or_null, ref
 from radixpd.server.openai_shape import Envelope, Usage, chat_logprobs, ending, output_entries
-from radixpd.server.openai_types import ChatBody, Wishes, split
+from radixpd.server.openai_types import HARMLESS, WISHES, ChatBody, Wishes, split
 from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import Service, service_of
 from radixpd.server.stream import DONE, Piece, stream
 
-__all__ = ["ROUTES", "rendered"]
+__all__ = ["DOCS", "MESSAGES", "ROUTES", "rendered"]
 
 MAX_MESSAGES = 4096
 MAX_TOP = 20
 ROLES = ("system", "developer", "user", "assistant")
 LATER_ROLES = ("tool", "function")
+TEXT_PART: Schema = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+MESSAGES: Schema = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "allOf": [ref("Unserved")],
+        "properties": {
+            "role": {"enum": list(ROLES)},
+            "content": or_null({"anyOf": [{"type": "string"}, {"type": "array", "items": TEXT_PART}]}),
+        },
+        "required": ["role"],
+    },
+    "minItems": 1,
+    "maxItems": MAX_MESSAGES,
+}
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -158,3 +179,19 @@ async def _ask(body: ChatBody, wishes: Wishes, service: Service) -> Ask:
 
 
 ROUTES = (web.post("/v1/chat/completions", chat_completions),)
+DOCS = {
+    chat_completions: Doc(
+        "Answer a conversation",
+        answer=ChatCompletion,
+        body=Body(
+            ChatBody,
+            fields={"messages": MESSAGES},
+            ranges={"top_logprobs": (0, MAX_TOP)},
+            wishes=WISHES,
+            harmless=HARMLESS,
+            refused=LATER,
+        ),
+        events=ChatChunk,
+        errors=(499, 503),
+    ),
+}

@@ -13,14 +13,17 @@ from aiohttp import web
 
 from radixpd import __version__
 from radixpd.config.resolve import public_view
+from radixpd.core.load import LoadSnapshot
 from radixpd.errors import Overloaded
 from radixpd.runtime.admission import Ask, admit
 from radixpd.runtime.metrics import CONTENT_TYPE
 from radixpd.runtime.tokenizer_manager import State, TokenizerManager
+from radixpd.server.answers import Health, ModelInfo, ServerInfo
+from radixpd.server.docs import Doc
 from radixpd.server.replies import json_reply, status_reply
 from radixpd.server.service import service_of
 
-__all__ = ["ROUTES", "probe"]
+__all__ = ["DOCS", "ROUTES", "probe"]
 
 PROBE_SECONDS = 20.0
 STATE_SECONDS = 2.0
@@ -107,3 +110,11 @@ ROUTES = (
     web.get("/get_load", get_load),
     web.get("/metrics", metrics),
 )
+DOCS = {
+    health: Doc("Whether requests are taken; needs no key", answer=Health, others={503: Health}),
+    health_generate: Doc("Whether a token comes through the engine", answer=Health, errors=(499, 503)),
+    server_info: Doc("Settings without secrets, sizes, load, state", answer=ServerInfo, errors=(503,)),
+    model_info: Doc("The model", answer=ModelInfo),
+    get_load: Doc("The scheduler's latest load", answer=LoadSnapshot),
+    metrics: Doc("Prometheus text", media="text/plain", errors=(404,)),
+}

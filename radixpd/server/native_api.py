@@ -12,14 +12,16 @@ import msgspec
 from aiohttp import web
 
 from radixpd.errors import BadRequest
-from radixpd.runtime.admission import LATER, Ask, Limits, Sampling, admit, read, refuse_later
+from radixpd.runtime.admission import LATER, MAX_LIST, Ask, Limits, Sampling, admit, read, refuse_later
 from radixpd.runtime.output import Generation, Output
+from radixpd.server.answers import Generated
+from radixpd.server.docs import TOKEN_IDS, Body, Doc, one_or_many, or_null, ref
 from radixpd.server.native_shape import NativeShape
 from radixpd.server.replies import json_reply, read_object, warn_unknown
 from radixpd.server.service import Service, service_of
 from radixpd.server.stream import DONE, Piece, event, stream
 
-__all__ = ["ROUTES"]
+__all__ = ["DOCS", "ROUTES"]
 
 MAX_BATCH = 4096
 HARMLESS = frozenset(("log_metrics", "no_logs", "custom_labels", "routing_key", "model"))
@@ -157,3 +159,22 @@ def _as(kind: type[Item], value: Any, name: str) -> Item:
 
 
 ROUTES = (web.post("/generate", generate), web.put("/generate", generate))
+DOCS = {
+    generate: Doc(
+        "Generate from one prompt or many; fields hold one value for all prompts or a list with one for each",
+        answer=Generated | list[Generated],
+        body=Body(
+            GenerateBody,
+            fields={
+                "input_ids": or_null(one_or_many(TOKEN_IDS, MAX_BATCH)),
+                "sampling_params": or_null(one_or_many(ref("Sampling"), MAX_BATCH)),
+                "token_ids_logprob": or_null(one_or_many(or_null({**TOKEN_IDS, "maxItems": MAX_LIST}), MAX_BATCH)),
+            },
+            harmless=HARMLESS,
+            refused=LATER,
+            choice=("text", "input_ids"),
+        ),
+        events=Generated,
+        errors=(503,),
+    ),
+}

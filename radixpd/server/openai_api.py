@@ -12,15 +12,17 @@ import msgspec
 from aiohttp import web
 
 from radixpd.errors import BadRequest
-from radixpd.runtime.admission import MAX_SAMPLES, MAX_TOP_LOGPROBS, Ask, admit
+from radixpd.runtime.admission import LATER, MAX_SAMPLES, MAX_TOP_LOGPROBS, Ask, admit
 from radixpd.runtime.output import Output
+from radixpd.server.answers import Completion, ModelCard, ModelList
+from radixpd.server.docs import TOKEN_IDS, Body, Doc, one_or_many
 from radixpd.server.openai_shape import Envelope, Usage, completion_logprobs, ending, output_entries, prompt_entries
-from radixpd.server.openai_types import CompletionBody, Wishes, split
+from radixpd.server.openai_types import HARMLESS, WISHES, CompletionBody, Wishes, split
 from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import Service, service_of
 from radixpd.server.stream import DONE, Piece, stream
 
-__all__ = ["ROUTES"]
+__all__ = ["DOCS", "ROUTES"]
 
 DEFAULT_TOKENS = 16
 MAX_PROMPTS = 4096
@@ -199,3 +201,21 @@ ROUTES = (
     # A model's name may hold slashes.
     web.get("/v1/models/{id:.+}", show_model),
 )
+DOCS = {
+    completions: Doc(
+        "Complete one prompt or many",
+        answer=Completion,
+        body=Body(
+            CompletionBody,
+            fields={"prompt": {"anyOf": [one_or_many({"type": "string"}, MAX_PROMPTS), one_or_many(TOKEN_IDS, MAX_PROMPTS)]}},
+            ranges={"logprobs": (0, MAX_TOP_LOGPROBS), "best_of": (1, MAX_SAMPLES)},
+            wishes=WISHES,
+            harmless=HARMLESS,
+            refused=LATER,
+        ),
+        events=Completion,
+        errors=(499, 503),
+    ),
+    list_models: Doc("The served models: one", answer=ModelList),
+    show_model: Doc("One model", answer=ModelCard, errors=(404,)),
+}

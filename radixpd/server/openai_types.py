@@ -17,7 +17,7 @@ from radixpd.errors import BadRequest
 from radixpd.runtime.admission import LATER, read, refuse_later
 from radixpd.server.replies import warn_unknown
 
-__all__ = ["ChatBody", "CompletionBody", "StreamOptions", "Wishes", "split"]
+__all__ = ["HARMLESS", "WISHES", "ChatBody", "CompletionBody", "StreamOptions", "Wishes", "split"]
 
 # OpenAI's (and other servers') name -> ours. Where two names mean one thing, the later row wins.
 SAMPLING_NAMES = {
@@ -44,6 +44,7 @@ SAMPLING_NAMES = {
     "no_stop_trim": "no_stop_trim",
 }
 OPTION_NAMES = frozenset(("rid", "priority", "extra_key", "cache_salt"))
+WISHES = {**SAMPLING_NAMES, **{name: name for name in sorted(OPTION_NAMES)}}  # for the description of the routes
 HARMLESS = frozenset(
     ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"]
 )

@@ -12,11 +12,13 @@ from aiohttp import web
 
 from radixpd.errors import BadRequest
 from radixpd.runtime.admission import read
-from radixpd.server.chat import rendered
+from radixpd.server.answers import Detokenized, Tokenized
+from radixpd.server.chat import MESSAGES, rendered
+from radixpd.server.docs import TOKEN_IDS, Body, Doc, or_null
 from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import service_of
 
-__all__ = ["ROUTES"]
+__all__ = ["DOCS", "ROUTES"]
 
 MAX_TEXTS = 4096
 
@@ -30,6 +32,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     add_special_tokens: bool = True
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strings: bool = False
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
@@ -59,7 +62,10 @@ async def tokenize(request: web.Request) -> web.Response:
     counts = [len(item) for item in tokens]
     single = isinstance(text, str)
     longest = service.resolved.longest_request
-    return json_reply({"tokens": tokens[0] if single else tokens, "count": counts[0] if single else counts, "max_model_len": longest})
+    answer: dict[str, Any] = {"tokens": tokens, "count": counts}
+    if body.return_token_strings:
+        answer["token_strings"] = [await service.manager.token_strings(item) for item in tokens]
+    return json_reply({**{name: value[0] if single else value for name, value in answer.items()}, "max_model_len": longest})
 
 
 async def detokenize(request: web.Request) -> web.Response:
@@ -85,3 +91,16 @@ ROUTES = (
     web.post("/detokenize", detokenize),
     web.post("/v1/detokenize", detokenize),
 )
+DOCS = {
+    tokenize: Doc(
+        "Text, or a conversation through the chat template, to ids",
+        answer=Tokenized,
+        body=Body(TokenizeBody, fields={"messages": or_null(MESSAGES)}, choice=("text", "prompt", "messages")),
+        errors=(503,),
+    ),
+    detokenize: Doc(
+        "Ids to text",
+        answer=Detokenized,
+        body=Body(DetokenizeBody, fields={"tokens": {"anyOf": [TOKEN_IDS, {"type": "array", "items": TOKEN_IDS}]}}),
+    ),
+}

@@ -1,0 +1,74 @@
+"""What a route says about itself: one `Doc` per handler, in the module's `DOCS` beside its `ROUTES`.
+
+Types are the ones the server uses: a body is the struct that the handler reads, an answer is a type of `answers`. What a struct's types
+leave open (a field that the handler reads by hand) is given as a schema. Invariant: a `Doc` knows nothing of one server; what depends on
+the model or on flags (`TokenId`, the largest `n`) is filled in by `openapi`, which assembles the document. Used by all route modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+__all__ = ["JSON_TYPE", "TOKEN_IDS", "Body", "Doc", "Schema", "one_or_many", "or_null", "ref"]
+
+JSON_TYPE = "application/json"
+
+Schema = dict[str, Any]
+
+
+def ref(name: str) -> Schema:
+    """A reference to a named schema of the document: TokenId, SamplingParams, Message, or any struct's name."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def one_or_many(schema: Schema, most: int, *, least: int = 1) -> Schema:
+    """A value, or a list of `least` to `most` of them."""
+    return {"anyOf": [schema, {"type": "array", "items": schema, "minItems": least, "maxItems": most}]}
+
+
+def or_null(schema: Schema) -> Schema:
+    """The same, or null for the default."""
+    return {"anyOf": [*(schema["anyOf"] if schema.keys() == {"anyOf"} else [schema]), {"type": "null"}]}
+
+
+TOKEN_IDS: Schema = {"type": "array", "items": ref("TokenId")}
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A JSON body. Ranges of native names are known; everything else that the handler enforces stands here.
+
+    `fields`: schemas that replace the struct's own; `ranges`: closed ranges of numbers; `wishes`: fields of `Sampling` and `Options` that
+    the route reads, client's name -> native name; `harmless`: fields accepted without effect; `refused`: fields that must ask for nothing,
+    each with what does (`LATER`); `choice`: exactly one of these must be given.
+    """
+
+    kind: type[msgspec.Struct]
+    fields: Mapping[str, Schema] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    wishes: Mapping[str, str] = field(default_factory=dict)
+    harmless: frozenset[str] = frozenset()
+    refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    choice: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Doc:
+    """One operation. Errors that every route can have (401 with keys, 500, those of a body) need not be named.
+
+    `answer`: the type of the answer, or None for text; `media`: its content type; `events`: the type of one event where
+    `stream` is true; `others`: statuses whose body is not the error shape, with the type of it; `errors`: statuses that are.
+    """
+
+    summary: str
+    answer: Any = None
+    media: str = JSON_TYPE
+    body: Body | None = None
+    query: Mapping[str, Schema] = field(default_factory=dict)
+    events: Any = None
+    others: Mapping[int, Any] = field(default_factory=dict)
+    errors: tuple[int, ...] = ()

@@ -1,0 +1,131 @@
+"""JSON Schema of request bodies: types from the structs that handlers read, ranges and caps from admission's own tables.
+
+Invariant: a value that a schema allows is refused only for what no schema can say (whether a prompt fits, what two fields say together),
+and a value that it forbids is a 400; tests draw both. Called by `openapi`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from radixpd.runtime.admission import LATER, MAX_BIAS, MAX_LIST, MAX_NAME, MAX_SAMPLES, MAX_STOP_LENGTH, NOTHING, RANGES, Limits
+from radixpd.server.docs import Body, Schema, ref
+
+__all__ = ["Ranges", "body_schema", "fixed_schemas", "ranges_of", "sampling_schema"]
+
+Ranges = Mapping[str, tuple[float, float]]
+
+LENGTHS: Ranges = {
+    "stop": (1, MAX_STOP_LENGTH),
+    "rid": (1, MAX_NAME),
+    "extra_key": (0, MAX_NAME),
+    "cache_salt": (0, MAX_NAME),
+}  # of strings
+COUNTS = {"stop": MAX_LIST, "stop_token_ids": MAX_LIST, "token_ids_logprob": MAX_LIST}  # of lists
+IDS = ("stop_token_ids", "token_ids_logprob")
+NOTES = {
+    "max_new_tokens": "prompt and output together must fit this server; without it a default that is cut to what fits",
+    "min_new_tokens": "until then no end of sequence and no stop token is sampled",
+    "temperature": "below 1e-6: greedy",
+    "top_k": "-1 and 0: all",
+    "logit_bias": "token id -> what is added to its logit",
+    "rid": "the request's name, for aborts; no two live requests share one",
+    "priority": "higher goes first, with --schedule-policy priority",
+    "extra_key": "requests share cached prefixes only where extra_key and cache_salt are equal",
+    "cache_salt": "requests share cached prefixes only where extra_key and cache_salt are equal",
+    "logprob_start_len": "first prompt position that is scored, at most the prompt's length; -1: none",
+    "no_stop_trim": "what stopped the output stays in its text",
+    "stream": "answer with server-sent events",
+}
+REPLACED: dict[str, Schema] = {
+    "logit_bias": {
+        "type": ["object", "null"],
+        "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "maxProperties": MAX_BIAS,
+    },
+    "spaces_between_special_tokens": {"enum": [True, None]},
+}
+NULLS: Schema = {"type": "object", "additionalProperties": {"type": "null"}}
+UNSERVED = "of a feature that is not served: must ask for nothing"
+
+
+def ranges_of(limits: Limits) -> Ranges:
+    """Admission's ranges on this server."""
+    return {**RANGES, "n": (1, min(MAX_SAMPLES, limits.max_running)), "max_new_tokens": (0, limits.longest - 1)}
+
+
+def fixed_schemas(limits: Limits) -> dict[str, Schema]:
+    """Schemas that bodies refer to by name."""
+    plain = [value for value in NOTHING if value != {}]
+    return {
+        "TokenId": {"type": "integer", "minimum": 0, "maximum": limits.vocab_size - 1, "description": "below the vocabulary's size"},
+        "Nothing": {"anyOf": [{"enum": plain}, NULLS], "description": "a value that asks for nothing"},
+        "Unserved": {
+            "type": "object",
+            "description": "Fields of features that are not served: refused by name unless they ask for nothing.",
+            "properties": {name: _nothing(neutral) for name, neutral in LATER.items()},
+        },
+    }
+
+
+def sampling_schema(struct: Schema, ranges: Ranges) -> Schema:
+    """The native sampling parameters, from the struct's own schema."""
+    properties = {name: _narrow(name, schema, ranges) for name, schema in struct["properties"].items()}
+    return {**struct, "properties": properties, "allOf": [ref("Unserved")]}
+
+
+def body_schema(body: Body, struct: Schema, ranges: Ranges, wishes: Mapping[str, Schema]) -> Schema:
+    """A body, from its struct's own schema; `wishes` are the narrowed schemas of all native sampling and option names."""
+    ranges = {**ranges, **body.ranges}
+    properties = {name: body.fields.get(name) or _narrow(name, schema, ranges) for name, schema in struct["properties"].items()}
+    properties |= {given: wishes[ours] for given, ours in body.wishes.items() if given not in properties}
+    properties |= {name: {"description": "accepted, no effect"} for name in sorted(body.harmless)}
+    schema = {**struct, "properties": properties}
+    if body.refused:
+        schema["allOf"] = [ref("Unserved")]
+    if body.choice:
+        schema["oneOf"] = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in body.choice]
+    return schema
+
+
+def narrowed(struct: Schema, ranges: Ranges) -> dict[str, Schema]:
+    """The properties of a struct's schema, with ranges, caps and notes."""
+    return {name: _narrow(name, schema, ranges) for name, schema in struct["properties"].items()}
+
+
+def _narrow(name: str, schema: Schema, ranges: Ranges) -> Schema:
+    found = REPLACED.get(name) or _bound(schema, name, ranges)
+    found = {key: value for key, value in found.items() if not (key == "default" and value is None)}
+    return {**found, "description": NOTES[name]} if name in NOTES else found
+
+
+def _bound(schema: Schema, name: str, ranges: Ranges) -> Schema:
+    """Closes every number, string and list of a schema."""
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [_bound(option, name, ranges) for option in schema["anyOf"]]}
+    match schema.get("type"):
+        case "integer" | "number" if name in ranges:
+            low, high = ranges[name]
+            return {**schema, "minimum": low, "maximum": high}
+        case "string" if name in LENGTHS:
+            low, high = LENGTHS[name]
+            return {**schema, "minLength": low, "maxLength": high}
+        case "array":
+            cap = {"maxItems": COUNTS[name]} if name in COUNTS else {}
+            items = ref("TokenId") if name in IDS else _bound(schema.get("items", {}), name, ranges)
+            return {**schema, "items": items, **cap}
+    return schema
+
+
+def _nothing(neutral: tuple[Any, ...]) -> Schema:
+    """What a field of LATER may hold."""
+    options = [ref("Nothing")]
+    if plain := [value for value in neutral if not isinstance(value, dict)]:
+        options.append({"enum": plain})
+    for value in neutral:
+        if isinstance(value, dict):
+            fixed = {key: {"const": item} for key, item in value.items()}
+            options.append({**NULLS, "properties": fixed, "required": list(fixed)})
+    return {"anyOf": options} if len(options) > 1 else options[0]
