@@ -8,6 +8,7 @@ imported here.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import logging
@@ -22,7 +23,9 @@ import msgspec
 
 from radixpd.errors import ConfigError
 
-__all__ = ["EXIT_CONFIG", "EXIT_FAILED", "EXIT_START", "Launch", "begin", "fail", "log_to_stderr", "parent_is_gone", "run"]
+__all__ = [
+    "EXIT_CONFIG", "EXIT_FAILED", "EXIT_START", "Launch", "begin", "fail", "log_to_stderr", "parent_is_gone", "read_launch", "report", "run",
+]  # fmt: skip
 
 EXIT_FAILED = 1  # something broke; the trace is in the log
 EXIT_CONFIG = 2  # a ConfigError; one line on stderr
@@ -30,6 +33,7 @@ EXIT_START = 3  # the process cannot start for another reason that one line expl
 
 PR_SET_PDEATHSIG = 1
 CONTROL_FD = 0
+LONGEST_REPORT = 2000  # characters: a line of a pipe is written whole up to 4096 bytes
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +49,7 @@ class Launch:
     rank: int = 0
     listen_fd: int = -1  # the bound and listening TCP socket; API process only
     runner_pids: tuple[int, ...] = ()  # scheduler only: whom to ask for a stack dump
+    report_fd: int = -1  # where the program that holds this engine reads why it ended; -1: standard error is read by people
 
 
 def begin(name: str, *, keep_sigterm: bool = False) -> Launch:
@@ -54,7 +59,7 @@ def begin(name: str, *, keep_sigterm: bool = False) -> Launch:
     process keeps SIGTERM (`keep_sigterm`), which is the supervisor's order to drain, and handles it itself.
     """
     _die_with_parent()
-    launch = _read_launch()
+    launch = read_launch()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not keep_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -71,7 +76,8 @@ def _die_with_parent() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
-def _read_launch() -> Launch:
+def read_launch() -> Launch:
+    """The record on standard input; ends this process when whoever should have written it is gone."""
     # Unbuffered: what follows the line belongs to whoever reads the control pipe next.
     with open(CONTROL_FD, "rb", buffering=0, closefd=False) as pipe:
         line = pipe.readline()
@@ -100,6 +106,12 @@ def log_to_stderr(name: str, level: str) -> None:
     )
 
 
+def report(fd: int, kind: str, message: str) -> None:
+    """Tell the program that holds this engine why it ends: `refused` (a ConfigError) or `failed`. One line, for the last to read."""
+    with contextlib.suppress(OSError):  # it is gone itself
+        os.write(fd, msgspec.json.encode({kind: message[:LONGEST_REPORT]}) + b"\n")
+
+
 def fail(message: str, *, code: int = EXIT_START) -> NoReturn:
     """End this process with one line on stderr; the supervisor ends the group with the same code."""
     print(" ".join(message.split()), file=sys.stderr, flush=True)
@@ -112,6 +124,9 @@ def run(name: str, body: Callable[[Launch], int], *, keep_sigterm: bool = False)
     try:
         code = body(launch)
     except ConfigError as error:
+        if launch.report_fd >= 0:
+            report(launch.report_fd, "refused", str(error))
+            sys.exit(EXIT_CONFIG)
         fail(f"radixpd: error: {error}", code=EXIT_CONFIG)
     except Exception:
         logger.exception("%s failed", name)

@@ -47,10 +47,13 @@ class Child:
 
 
 class ProcessGroup:
-    """A context manager: signals are caught from entry on, children die at exit."""
+    """A context manager: signals are caught from entry on, children die at exit. `until`: descriptors; once one is readable, `watch`
+    returns."""
 
-    def __init__(self, *, drain_timeout: float) -> None:
+    def __init__(self, *, drain_timeout: float, until: tuple[int, ...] = ()) -> None:
+        self.failure = ""  # what ended the group, if it was not told to end
         self._drain_timeout = drain_timeout
+        self._until = until
         self._children: dict[int, Child] = {}  # by pidfd; the ones not reaped yet
         self._state = "running"
         self._deadline: float | None = None
@@ -62,7 +65,8 @@ class ProcessGroup:
         self._woken, self._waker = socket.socketpair()
         for end in (self._woken, self._waker):
             end.setblocking(False)
-        self._selector.register(self._woken, selectors.EVENT_READ)
+        for end in (self._woken, *self._until):
+            self._selector.register(end, selectors.EVENT_READ)
         self._old_wakeup = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         # Under nohup SIGHUP is ignored, and stays so.
         caught = [s for s in STOP_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
@@ -103,6 +107,8 @@ class ProcessGroup:
             for key, _ in self._selector.select(timeout):
                 if key.fd == self._woken.fileno():
                     self._signalled()
+                elif key.fd in self._until:
+                    return 0
                 else:
                     self._exited(key.fd)
         return self._code
@@ -162,6 +168,7 @@ class ProcessGroup:
     def _tell_api(self, message: str, *, grace: float) -> None:
         """Let the API, if it lives, end its requests with this error; then everything ends."""
         logger.error("%s; ending the server", message)
+        self.failure = message
         api = self._api()
         self._end_within(grace if api else 0)
         if api is not None:

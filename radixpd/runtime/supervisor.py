@@ -1,8 +1,8 @@
 """The parent process: takes the port, prepares the model, decides every setting, starts the children and watches them.
 
 Order matters: the port is bound and listening before weights load, everything that can be refused is refused before a child starts, and
-every path out removes the private directory and leaves no child. Called by `launch_server` with the children's module names, so that
-nothing here imports upward.
+every path out removes the private directory and leaves no child. Called by `launch_server` and `llm` with the children's module names, so
+that nothing here imports upward.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from radixpd.runtime.child import Launch, log_to_stderr
 from radixpd.runtime.model_files import prepare_in_child
 from radixpd.runtime.process_group import API, ProcessGroup
 
-__all__ = ["bind", "private_directory", "serve", "start"]
+__all__ = ["bind", "decide", "private_directory", "serve", "start", "start_engine"]
 
 BACKLOG = 1024
 LONGEST_IPC_DIRECTORY = 80  # a socket's path may have 107 bytes in all
@@ -41,7 +41,7 @@ def serve(settings: Settings, *, entries: dict[str, str]) -> int:
     log_to_stderr("supervisor", settings.observe.log_level)
     try:
         with bind(settings.server.host, settings.server.port) as listener:
-            resolved = _decide(settings)
+            resolved = decide(settings)
             for note in resolved.notes:
                 logger.info("%s", note)
             with private_directory() as directory, ProcessGroup(drain_timeout=settings.server.drain_timeout) as group:
@@ -55,14 +55,19 @@ def serve(settings: Settings, *, entries: dict[str, str]) -> int:
 def start(
     group: ProcessGroup, entries: dict[str, str], *, resolved: str, directory: str, listener: socket.socket, settings: Settings
 ) -> None:
-    """Start the children of one server. The runner comes first: it takes longest, and the scheduler is told its process id."""
+    """Start the children of one server."""
     launch = Launch(resolved=resolved, directory=directory, parent=0, log_level=settings.observe.log_level)
-    runner = group.spawn("runner", entries["runner"], launch)
-    group.spawn("scheduler", entries["scheduler"], replace(launch, runner_pids=(runner,)))
+    start_engine(group, entries, launch)
     fd = listener.fileno()
     group.spawn(API, entries["api"], replace(launch, listen_fd=fd), pass_fds=(fd,))
     # The API's copy is the only one, so that clients see the port close when it goes.
     listener.close()
+
+
+def start_engine(group: ProcessGroup, entries: dict[str, str], launch: Launch, *, pass_fds: tuple[int, ...] = ()) -> None:
+    """Start what computes. The runner comes first: it takes longest, and the scheduler is told its process id."""
+    runner = group.spawn("runner", entries["runner"], launch, pass_fds=pass_fds)
+    group.spawn("scheduler", entries["scheduler"], replace(launch, runner_pids=(runner,)), pass_fds=pass_fds)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -99,7 +104,8 @@ def private_directory() -> Iterator[str]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _decide(settings: Settings) -> Resolved:
+def decide(settings: Settings) -> Resolved:
+    """Look at the model and the machine, and replace every "decide for me" of the settings."""
     files = prepare_in_child(settings.model)
     return resolve(
         settings,
