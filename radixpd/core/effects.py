@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from radixpd.core.handoff import MoverOrder, PeerMessage
 from radixpd.core.request import Finish
 from radixpd.core.step import PromptScores, TokenLogprobs
 
@@ -81,7 +82,10 @@ ClientEffect = Prefilled | PromptScored | TokensOut | Finished
 
 @dataclass(slots=True)
 class Effects:
-    """Effects in the order they happened: `client` for the tokenizer manager, `cache` for KV event subscribers."""
+    """Effects in the order they happened: `client` for the tokenizer manager, `cache` for KV event subscribers, `peer` for other servers'
+    brains, `mover` for the own mover."""
 
     client: list[ClientEffect] = field(default_factory=list)
     cache: list[CacheEvent] = field(default_factory=list)
+    peer: list[tuple[str, PeerMessage]] = field(default_factory=list)
+    mover: list[MoverOrder] = field(default_factory=list)

@@ -23,6 +23,7 @@ class Holdings:
     def __init__(self, table: SlotTable, cache: PrefixCache) -> None:
         self.table = table
         self.cache = cache
+        self.spares: dict[str, list[np.ndarray]] = {}  # by rid: merged pages that a transfer may still read
         self.changed: list[tuple[np.ndarray, np.ndarray]] = []  # (slots, positions) of page-table entries the runner has not seen
 
     def seat(self, request: Request, node: TreeNode, matched: np.ndarray) -> None:
@@ -90,7 +91,10 @@ class Holdings:
         request: Request = table.requests[slot]
         assert request.lock is not None
         data = table.tokens[slot, first * size : full * size].tobytes()
-        done = self.cache.commit(request.lock, data, table.page_table[slot, first:full].copy(), request.priority)
+        keep = request.read_by_peer
+        done = self.cache.commit(request.lock, data, table.page_table[slot, first:full].copy(), request.priority, keep=keep)
+        if keep and done.merged:
+            self.spares.setdefault(request.rid, []).append(done.spare)
         request.lock = done.node
         table.shared[slot] = full
         if done.merged:
@@ -108,13 +112,20 @@ class Holdings:
     def release(self, request: Request) -> None:
         """Take back everything that the request and the siblings it carries hold."""
         for each in request.samples:
-            own = self.table.own_pages(each.slot)
+            own = np.concatenate([self.table.own_pages(each.slot), *self.spares.pop(each.rid, ())])
             self.table.give(each)
             if each.lock is not None:
                 self.cache.release(each.lock, own)
                 each.lock = None
             elif len(own):
                 self.cache.allocator.free(own)
+
+    def surrender(self, request: Request) -> np.ndarray:
+        """Take back everything but the pages of the prompt that the request owns itself: the caller answers for those."""
+        own = self.table.own_pages(request.slot)
+        self.table.page_count[request.slot] = self.table.shared[request.slot]
+        self.release(request)
+        return own
 
     def take_changed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Page-table entries for the next plan: (slots, positions, page ids), int32; the latest value of each."""

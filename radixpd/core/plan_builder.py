@@ -8,7 +8,7 @@ import numpy as np
 
 from radixpd.core.request import Phase, Request
 from radixpd.core.slots import SlotTable
-from radixpd.core.step import Score, SlotBegin, StepPlan
+from radixpd.core.step import Score, Send, SlotBegin, StepPlan
 
 __all__ = ["InFlight", "Piece", "PlanBuilder", "StepStats"]
 
@@ -68,6 +68,7 @@ class PlanBuilder:
     scores: list[Score] = field(default_factory=list)
     scored: list[Piece] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    sends: list[Send] = field(default_factory=list)
     decode: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     decode_starts: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     prompt_tokens: int = 0  # of the requests that start for the first time
@@ -77,7 +78,7 @@ class PlanBuilder:
     @property
     def empty(self) -> bool:
         """Nothing to compute."""
-        return not self.pieces and not len(self.decode)
+        return not self.pieces and not len(self.decode) and not self.begins
 
     def build(self, step: int, table: SlotTable, changed: tuple[np.ndarray, np.ndarray, np.ndarray]) -> tuple[StepPlan, InFlight]:
         """The plan and its record."""
@@ -99,5 +100,6 @@ class PlanBuilder:
             begins=tuple(self.begins),
             scores=tuple(self.scores),
             copies=np.array(self.copies, dtype=np.int32).reshape(-1, 2),
+            sends=tuple(self.sends),
         )
         return plan, InFlight(step, tuple(self.pieces), tuple(self.scored), sample_slots, table.epoch[sample_slots])

@@ -91,7 +91,7 @@ class Prefill:
         if not budget.piece(len(request.tokens) - found * cache.page_size):
             return Verdict.NO_ROOM
         node, matched = cache.match(request.space, request.data, limit, request.priority)
-        if not self._fits(request, len(matched)):
+        if not self.fits(request, len(matched)):
             cache.release(node, matched[:0])
             return Verdict.NO_ROOM
         self.waiting.remove(request)
@@ -114,7 +114,7 @@ class Prefill:
             for other in (*self.filling, *self.settling)
         )
 
-    def _fits(self, request: Request, matched: int) -> bool:
+    def fits(self, request: Request, matched: int) -> bool:
         """Whether pages suffice for the prompt, its expected output, and what running requests are expected to need."""
         cache = self.holdings.cache
         samples = len(request.samples)
@@ -141,7 +141,7 @@ class Prefill:
             request.queued = now - request.arrived
             builder.prompt_tokens += request.prompt_length
             builder.cached_tokens += request.cached
-        builder.begins.append(self._begin(request))
+        builder.begins.append(self.begin(request))
         self.filling.append(request)
         if self.policy != "fcfs":
             for other in self._passed_by(request):
@@ -153,8 +153,11 @@ class Prefill:
                 return
             yield other
 
-    def _begin(self, request: Request) -> SlotBegin:
-        return SlotBegin(request.slot, request.tokens, request.prompt_length, request.sample, request.params)
+    def begin(self, request: Request) -> SlotBegin:
+        """Tell the runner who has the slot now, and what is known."""
+        return SlotBegin(
+            request.slot, self.holdings.table.known_tokens(request.slot), request.prompt_length, request.sample, request.params
+        )
 
     def _add_piece(self, builder: PlanBuilder, budget: Budget, request: Request) -> None:
         """One row: as much of the rest of this prompt as the budget allows."""
@@ -164,19 +167,20 @@ class Prefill:
         if not size:
             return
         final = start + size == length
-        if final and request.siblings and not self.holdings.can_fork(request):
+        destiny = self.role.on_piece(builder, request, start, start + size)
+        if final and destiny is Next.DECODE and request.siblings and not self.holdings.can_fork(request):
             for sibling in self.holdings.unseat_siblings(request):
                 self.enqueue(sibling)
         budget.take(size)
         scored_end = self._add_score(builder, request, start, start + size)
-        forked = request.siblings if final else ()
+        forked = request.siblings if final and destiny is Next.DECODE else ()
         piece = Piece(request, request.attempt, start, start + size, final, scored_end, forked)
         builder.pieces.append(piece)
         if scored_end:
             builder.scored.append(piece)
         table.planned[request.slot] = start + size
         if final:
-            self._complete(builder, request, forked)
+            self._complete(builder, request, forked, destiny)
 
     def _add_score(self, builder: PlanBuilder, request: Request, start: int, end: int) -> int:
         """Ask for the prompt log-probabilities that positions `start .. end - 1` can give: the end of what is scored then, or 0."""
@@ -186,24 +190,27 @@ class Prefill:
         builder.scores.append(Score(row=len(builder.pieces), first=first))
         return last + 1
 
-    def _complete(self, builder: PlanBuilder, request: Request, siblings: tuple[Request, ...]) -> None:
-        """The step ends this prompt: sample its first token, fork its siblings, hand it to decode."""
+    def _complete(self, builder: PlanBuilder, request: Request, forked: tuple[Request, ...], destiny: Next) -> None:
+        """The step ends this prompt: sample the first token of each sample, fork siblings that go on here, hand them to decode."""
         row = len(builder.pieces) - 1
         self.filling.remove(request)
         self.settling.append(request)
-        if siblings:
+        samples = request.samples
+        if forked:
             builder.copies += self.holdings.fork(request)
-        for sibling in siblings:
+        for sibling in samples[1:]:
             sibling.move(Phase.RUNNING)
-            sibling.cached = int(self.holdings.table.shared[sibling.slot]) * self.holdings.cache.page_size
+            sibling.cached = int(self.holdings.table.shared[request.slot]) * self.holdings.cache.page_size
             sibling.queued = request.queued
             builder.prompt_tokens += sibling.prompt_length
             builder.cached_tokens += sibling.cached
-            builder.begins.append(self._begin(sibling))
+            builder.begins.append(self.begin(sibling))
         if request.length_limit == len(request.tokens):  # nothing to generate: the prompt was the purpose
             return
-        for each in (request, *siblings):
+        for each in samples:
             builder.sample_rows.append(row)
             builder.sample_slots.append(each.slot)
-            if self.role.on_prompt_done(each) is Next.DECODE:
+            if destiny is Next.DECODE:
                 self.decode.add(each.slot)
+            else:
+                self.holdings.table.sending[each.slot] = True

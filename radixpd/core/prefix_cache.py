@@ -1,6 +1,6 @@
 """The prefix cache: radix tree and page allocator behind one door, with the ownership rule of pages.
 
-Every page is free, in the tree, or owned by one request. A request's first `shared` pages belong to the tree and are pinned by its
+Every page is free, in the tree, owned by one request, or in quarantine (a peer may still write into it). A request's first `shared` pages belong to the tree and are pinned by its
 lock; the rest are its own. `commit` hands full pages over (keeping one copy when the tree has them already: merge), `release` gives
 everything back. With reuse switched off the same code runs in a private namespace per request that vanishes with its last lock.
 Called by the scheduler.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixpd.core.effects import CacheCleared, CacheEvent, PagesRemoved, PagesStored
+from radixpd.core.handoff import Room
 from radixpd.core.page_allocator import PageAllocator
 from radixpd.core.page_hash import page_hashes, root_hash
 from radixpd.core.radix_tree import RadixTree, TreeNode
@@ -27,6 +28,7 @@ class Commit:
     node: TreeNode
     page_ids: np.ndarray  # int32
     merged: bool
+    spare: np.ndarray  # int32: the caller's own copies of merged pages, freed unless it keeps them
 
 
 class PrefixCache:
@@ -40,6 +42,7 @@ class PrefixCache:
         self.allocator = PageAllocator(pages)
         self.events: list[CacheEvent] = []
         self.evicted_pages = 0
+        self._quarantine: dict[Room, np.ndarray] = {}
         self.fingerprint = ""  # of weights and precision: what the KV depends on beside the tokens
 
     @property
@@ -72,22 +75,24 @@ class PrefixCache:
             self._give_back(*self.tree.evict(short))
         return self.allocator.allocate(count)
 
-    def commit(self, node: TreeNode, data: bytes, page_ids: np.ndarray, priority: int) -> Commit:
+    def commit(self, node: TreeNode, data: bytes, page_ids: np.ndarray, priority: int, *, keep: bool = False) -> Commit:
         """Hand full pages to the tree: `data` are their token bytes, and what comes before them the caller locks by `node`.
 
-        The caller's lock moves to the returned node. Pages that the tree has already are freed here; the caller uses the tree's.
+        The caller's lock moves to the returned node. Pages that the tree has already are freed here (or left to the caller, who `keep`s
+        them because somebody still reads them); the caller uses the tree's.
         """
         end, known = self.tree.descend(node, data, len(page_ids))
         merged = len(known)
         if merged:
-            self.allocator.free(page_ids[:merged])
+            if not keep:
+                self.allocator.free(page_ids[:merged])
             self._move_lock(node, end)
         if merged < len(page_ids):
             last = self._insert(end, data[merged * self.page_bytes :], page_ids[merged:], priority)
             self._move_lock(end, last)
             end = last
         ids = np.concatenate([np.asarray(known, dtype=np.int32), page_ids[merged:]]) if merged else page_ids
-        return Commit(end, ids, merged > 0)
+        return Commit(end, ids, merged > 0, page_ids[:merged] if keep else page_ids[:0])
 
     def lock(self, node: TreeNode) -> None:
         """One more owner for a locked prefix (a fork's sibling)."""
@@ -100,6 +105,24 @@ class PrefixCache:
         self.tree.unlock(node)
         if not self.reuse:
             self._give_back(*self.tree.drop(node))
+
+    @property
+    def quarantined_pages(self) -> int:
+        """Pages that nobody may use yet."""
+        return sum(len(pages) for pages in self._quarantine.values())
+
+    def quarantined_for(self, peer: str) -> int:
+        """Of those, the pages that this peer may write into."""
+        return sum(len(pages) for room, pages in self._quarantine.items() if room.peer == peer)
+
+    def quarantine(self, room: Room, pages: np.ndarray) -> None:
+        """Keep pages from everybody until `readmit`: the peer of this room may still write into them."""
+        assert room not in self._quarantine
+        self._quarantine[room] = pages
+
+    def readmit(self, room: Room) -> None:
+        """The peer is quiet: the room's pages are free."""
+        self.allocator.free(self._quarantine.pop(room))
 
     def flush(self) -> None:
         """Forget everything that is cached; nothing may be locked."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -16,7 +16,9 @@ import numpy as np
 from radixpd.core.page_hash import token_bytes
 
 if TYPE_CHECKING:
+    from radixpd.core.handoff import Room
     from radixpd.core.radix_tree import TreeNode
+    from radixpd.core.step import PromptScores
 
 __all__ = ["MOVES", "Finish", "LogprobParams", "Phase", "Request", "SamplingParams", "sample_seed"]
 
@@ -83,7 +85,7 @@ class Phase(enum.Enum):
 
 
 MOVES: dict[Phase, frozenset[Phase]] = {
-    Phase.PARKED: frozenset({Phase.WAITING, Phase.FINISHED}),
+    Phase.PARKED: frozenset({Phase.WAITING, Phase.RUNNING, Phase.FINISHED}),
     Phase.WAITING: frozenset({Phase.RUNNING, Phase.FINISHED}),
     Phase.RUNNING: frozenset({Phase.WAITING, Phase.SENDING, Phase.FINISHED}),
     Phase.SENDING: frozenset({Phase.FINISHED}),
@@ -119,6 +121,9 @@ class Request:
     cached: int = -1  # prompt tokens that the first attempt found in the cache; -1 before it
     queued: float = 0.0  # seconds from arrival to the first plan
     prefilled: bool = False  # `Prefilled` has been sent
+    room: Room | None = None  # where it is handed over; None: served here from prompt to last token
+    read_by_peer: bool = False  # a mover reads its pages: none is given up before the end, and it is never retracted
+    handed_scores: list[PromptScores] = field(default_factory=list)  # for the decode server, with the first token
     overtaken: int = 0  # requests that arrived later and were admitted before it
     data: bytes = b""  # `tokens` as the radix tree reads them
 

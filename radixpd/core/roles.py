@@ -1,16 +1,22 @@
 """What a server does with a request before and after its prompt is computed. One small object per role on the same scheduler loop.
 
-`Aggregated` serves a request from prompt to last token. Prefill and decode roles of a disaggregated group implement the same protocol.
+`Aggregated` serves a request from prompt to last token. `PrefillRole` and `DecodeRole` of a disaggregated group implement the same
+protocol. A role decides; it acts only through its `Desk`, the part of the scheduler that it may use.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Protocol
 
-from radixpd.core.request import Phase, Request
+from radixpd.core.handoff import Arrived, MoverOrder, MoverReport, PeerMessage
+from radixpd.core.holdings import Holdings
+from radixpd.core.plan_builder import PlanBuilder
+from radixpd.core.request import Finish, Phase, Request
+from radixpd.core.step import TokenLogprobs
 
-__all__ = ["Aggregated", "Next", "Role"]
+__all__ = ["Aggregated", "Desk", "MakeRole", "Next", "Role"]
 
 
 class Next(enum.Enum):
@@ -20,39 +26,104 @@ class Next(enum.Enum):
     SEND = "send"
 
 
+class Desk(Protocol):
+    """What a role may do."""
+
+    holdings: Holdings
+
+    @property
+    def planned_step(self) -> int:
+        """Number of the latest plan."""
+        ...
+
+    @property
+    def applied_step(self) -> int:
+        """Number of the latest plan whose result is here; later ones may still write into pages that were given up since."""
+        ...
+
+    @property
+    def retracted_wait(self) -> bool:
+        """Whether somebody who has run before waits for room."""
+        ...
+
+    def fits(self, request: Request, matched: int) -> bool:
+        """Whether pages suffice for the prompt behind `matched` pages, its expected output, and what others are expected to need."""
+        ...
+
+    def enqueue(self, request: Request) -> None:
+        """Let the request compute its prompt here, in its turn."""
+        ...
+
+    def land(self, request: Request, arrived: Arrived) -> None:
+        """The KV of the request's prompt is on its pages, and these are its first tokens: go on generating."""
+        ...
+
+    def finish(self, request: Request, finish: Finish, completion: int) -> None:
+        """End the request."""
+        ...
+
+    def tell(self, peer: str, message: PeerMessage) -> None:
+        """Say something to a peer's brain."""
+        ...
+
+    def order(self, order: MoverOrder) -> None:
+        """Say something to the own mover."""
+        ...
+
+
 class Role(Protocol):
-    """The scheduler asks; the role decides and never touches pages itself."""
+    """The scheduler asks; the role decides. A sixth and a seventh method, `on_sampled` and `on_end`, are what sending needs besides."""
 
     def arrive(self, request: Request, now: float) -> Phase:
         """Where a new request starts: WAITING, or PARKED until the role releases it."""
         ...
 
-    def on_computed(self, request: Request, first: int, end: int) -> None:
-        """The KV of positions `first .. end - 1` of the prompt exists now."""
+    def on_message(self, message: PeerMessage | MoverReport, peer: str, now: float) -> None:
+        """A peer's brain, or the own mover (`peer` empty), has news."""
         ...
 
-    def on_prompt_done(self, request: Request) -> Next:
-        """The plan that completes the prompt is made."""
+    def on_piece(self, builder: PlanBuilder, request: Request, start: int, end: int) -> Next:
+        """A step is being planned that computes positions `start .. end - 1` of the prompt."""
+        ...
+
+    def on_sampled(self, request: Request, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
+        """The first token of a request that is sent away."""
+        ...
+
+    def on_end(self, request: Request, finish: Finish) -> None:
+        """The request ends now; it still holds what it holds."""
         ...
 
     def tick(self, now: float) -> None:
-        """Time has passed: deadlines."""
+        """Time has passed: deadlines, reservations."""
         ...
+
+
+MakeRole = Callable[[Desk], Role]
 
 
 class Aggregated:
     """Prefill and decode in one place."""
 
+    def __init__(self, desk: Desk) -> None:
+        pass
+
     def arrive(self, request: Request, now: float) -> Phase:
         """Every request may run at once."""
         return Phase.WAITING
 
-    def on_computed(self, request: Request, first: int, end: int) -> None:
-        """Nobody else is interested."""
+    def on_message(self, message: PeerMessage | MoverReport, peer: str, now: float) -> None:
+        """There are no peers."""
 
-    def on_prompt_done(self, request: Request) -> Next:
+    def on_piece(self, builder: PlanBuilder, request: Request, start: int, end: int) -> Next:
         """Decode here."""
         return Next.DECODE
+
+    def on_sampled(self, request: Request, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
+        """Nothing is sent away."""
+
+    def on_end(self, request: Request, finish: Finish) -> None:
+        """Nobody else is interested."""
 
     def tick(self, now: float) -> None:
         """Nothing waits for a peer."""

@@ -18,15 +18,16 @@ from radixpd.core.accounts import Accounts
 from radixpd.core.budget import NewTokenRatio
 from radixpd.core.decode import Decode
 from radixpd.core.effects import Effects, Finished, Prefilled, PromptScored, TokensOut
+from radixpd.core.handoff import Arrived, MoverOrder, MoverReport, PeerMessage, Room
 from radixpd.core.holdings import Holdings
 from radixpd.core.load import LoadSnapshot
 from radixpd.core.plan_builder import InFlight, Piece, PlanBuilder, StepStats
 from radixpd.core.prefill import Prefill
 from radixpd.core.prefix_cache import PrefixCache
-from radixpd.core.request import Finish, Phase, Request, SamplingParams
-from radixpd.core.roles import Aggregated, Role
+from radixpd.core.request import NO_SLOT, Finish, Phase, Request, SamplingParams
+from radixpd.core.roles import Aggregated, MakeRole, Role
 from radixpd.core.slots import SlotTable
-from radixpd.core.step import StepPlan, StepResult
+from radixpd.core.step import StepPlan, StepResult, TokenLogprobs
 from radixpd.core.stop import ended, finish_of
 
 __all__ = ["PROMPT_STEPS", "Scheduler"]
@@ -45,11 +46,10 @@ class Scheduler:
         pages: int,
         context_length: int,
         eos_ids: Sequence[int],
-        role: Role | None = None,
+        role: MakeRole = Aggregated,
     ) -> None:
         slots = settings.max_running_requests
         assert slots is not None, "settings are not resolved"
-        self.role: Role = role or Aggregated()
         self.depth = 0 if settings.disable_overlap_schedule else 1
         self.mixed = settings.enable_mixed_chunk
         self.context_length = context_length
@@ -64,10 +64,12 @@ class Scheduler:
         self.holdings = Holdings(self.table, self.cache)
         self.ratio = NewTokenRatio(settings.schedule_conservativeness)
         self.decode = Decode(self.holdings, self.ratio)
+        self.role: Role = role(self)
         self.prefill = Prefill(settings, self.holdings, self.decode, self.ratio, self.role)
         self.accounts = Accounts(self.holdings, self.prefill, slots)
         self.requests: dict[str, Request] = {}
         self.max_running = slots
+        self._landing: list[tuple[Request, Arrived]] = []  # in whose hands the next plan finds a whole prompt
         self._in_flight: deque[InFlight] = deque()
         self._effects = Effects()
         self._steps = 0
@@ -90,6 +92,7 @@ class Scheduler:
         namespace: bytes = b"",
         priority: int = 0,
         now: float = 0.0,
+        room: Room | None = None,
     ) -> None:
         """Take in one prompt with `len(rids)` samples. One that can never run ends at once with status 400."""
         self._arrivals += 1
@@ -117,8 +120,9 @@ class Scheduler:
             request.leader = leader if request is not leader else None
         refusal = self._refusal(leader)
         if refusal:
-            self._finish(leader, Finish("abort", message=refusal, status=400), 0)
+            self.finish(leader, Finish("abort", message=refusal, status=400), 0)
             return
+        leader.room = room
         leader.phase = self.role.arrive(leader, now)
         if leader.phase is Phase.WAITING:
             self.prefill.enqueue(leader)
@@ -129,13 +133,13 @@ class Scheduler:
         if request is None:
             return
         request = request.leader or request
-        self._finish(request, Finish("abort", message=message, status=status), self.accounts.completion(request))
+        self.finish(request, Finish("abort", message=message, status=status), self.accounts.completion(request))
 
     def stop(self, rid: str, keep: int, matched: str, now: float = 0.0) -> None:
         """A stop string ended the request after `keep` output tokens."""
         request = self.requests.get(rid)
         if request is not None:
-            self._finish(request, Finish("stop", matched=matched), keep)
+            self.finish(request, Finish("stop", matched=matched), keep)
 
     def flush(self) -> bool:
         """Empty the prefix cache; False (and nothing done) while any request is live or any step is in flight."""
@@ -158,6 +162,7 @@ class Scheduler:
         self.role.tick(now)
         builder = PlanBuilder()
         self._fill(builder, now, seed)
+        self._land(builder)
         self.accounts.totals.retractions_total += builder.retracted
         if builder.empty:
             return None
@@ -185,6 +190,8 @@ class Scheduler:
         for piece, scores in zip(record.scored, result.scores, strict=True):
             if piece.alive:
                 piece.request.scored = piece.scored_end
+                if piece.request.read_by_peer:
+                    piece.request.handed_scores.append(scores)
                 self._effects.client.append(PromptScored(piece.request.rid, scores))
         for piece in record.pieces:
             if piece.alive:
@@ -193,7 +200,7 @@ class Scheduler:
                 if sibling.phase is Phase.RUNNING and not self.prefill.holds(sibling):
                     self._prompt_done(sibling)
         if len(record.sample_slots):
-            self._apply_tokens(record, result)
+            self._apply_tokens(record, result, now)
 
     def drain(self) -> Effects:
         """Effects since the last call."""
@@ -206,7 +213,6 @@ class Scheduler:
         request = piece.request
         if self.cache.reuse:
             self.holdings.commit(request.slot, piece.end)
-        self.role.on_computed(request, piece.start, piece.end)
         if piece.final:
             self.prefill.settling.remove(request)
             self._prompt_done(request)
@@ -217,9 +223,9 @@ class Scheduler:
             request.prefilled = True
             self._effects.client.append(Prefilled(request.rid, max(request.cached, 0), request.queued))
         if request.length_limit == len(request.tokens):
-            self._finish(request, Finish("length"), 0)
+            self.finish(request, Finish("length"), 0)
 
-    def _apply_tokens(self, record: InFlight, result: StepResult) -> None:
+    def _apply_tokens(self, record: InFlight, result: StepResult, now: float) -> None:
         """Append the sampled tokens of everyone who is still there, share pages that became full, end who has ended."""
         table = self.table
         alive = table.epoch[record.sample_slots] == record.epochs
@@ -227,8 +233,17 @@ class Scheduler:
         if not alive.all():
             slots, ids = slots[alive], ids[alive]
             logprobs = tuple(each for each, there in zip(logprobs, alive) if there)
-        if not len(slots):
-            return
+        if len(away := np.flatnonzero(table.sending[slots])):
+            for at in away.tolist():
+                self.role.on_sampled(table.requests[slots[at]], int(ids[at]), logprobs[at] if logprobs else None, now)
+            here = np.setdiff1d(np.arange(len(slots)), away)
+            slots, ids, logprobs = slots[here], ids[here], tuple(logprobs[at] for at in here) if logprobs else ()
+        if len(slots):
+            self._append(slots, ids, logprobs)
+
+    def _append(self, slots: np.ndarray, ids: np.ndarray, logprobs: tuple[TokenLogprobs | None, ...]) -> None:
+        """One more token for each of these slots."""
+        table = self.table
         known = table.known[slots]
         table.tokens[slots, known] = ids
         table.known[slots] = known + 1
@@ -241,15 +256,89 @@ class Scheduler:
             request: Request = table.requests[slots[at]]
             finish = finish_of(request, int(table.known[slots[at]]), int(ids[at]), self.eos_ids)
             if finish:
-                self._finish(request, finish, self.accounts.completion(request))
+                self.finish(request, finish, self.accounts.completion(request))
+
+    # ---- what the role may do (`roles.Desk`) -----------------------------------------------------------------------------------
+
+    def receive(self, message: PeerMessage | MoverReport, peer: str = "", now: float = 0.0) -> None:
+        """A peer's brain or the own mover (`peer` empty) has news."""
+        self.role.on_message(message, peer, now)
+
+    @property
+    def planned_step(self) -> int:
+        """See `Desk`."""
+        return self._steps
+
+    @property
+    def applied_step(self) -> int:
+        """See `Desk`."""
+        return self._in_flight[0].step - 1 if self._in_flight else self._steps
+
+    @property
+    def retracted_wait(self) -> bool:
+        """See `Desk`."""
+        return any(request.attempt for request in self.prefill.waiting)
+
+    def fits(self, request: Request, matched: int) -> bool:
+        """See `Desk`."""
+        return self.prefill.fits(request, matched)
+
+    def enqueue(self, request: Request) -> None:
+        """See `Desk`."""
+        request.move(Phase.WAITING)
+        self.prefill.enqueue(request)
+
+    def land(self, request: Request, arrived: Arrived) -> None:
+        """See `Desk`."""
+        self._landing.append((request, arrived))
+
+    def tell(self, peer: str, message: PeerMessage) -> None:
+        """See `Desk`."""
+        self._effects.peer.append((peer, message))
+
+    def order(self, order: MoverOrder) -> None:
+        """See `Desk`."""
+        self._effects.mover.append(order)
+
+    def _land(self, builder: PlanBuilder) -> None:
+        """Whose KV has come: into the tree, first tokens out, copies for the siblings into this plan, rows from the next one on.
+
+        Last in a plan: pages that an end frees here are handed out by later plans only, which run after this one's copies.
+        """
+        landing, self._landing = self._landing, []
+        for request, arrived in landing:
+            samples = request.samples
+            slot, length = request.slot, request.prompt_length
+            request.move(Phase.RUNNING)
+            self.table.planned[slot] = length
+            request.cached, request.scored = length - arrived.share.computed, length
+            if self.cache.reuse:
+                self.holdings.commit(slot, length)
+            if len(samples) > 1:
+                builder.copies += self.holdings.fork(request)
+            for each in samples[1:]:
+                each.move(Phase.RUNNING)
+                each.cached, each.queued = request.cached, request.queued
+            for scores in arrived.scores:
+                self._effects.client.append(PromptScored(request.rid, scores))
+            for each in samples:
+                self._prompt_done(each)
+            slots = np.array([each.slot for each in samples], dtype=np.int32)
+            self._append(slots, arrived.tokens, arrived.logprobs)
+            for each in samples:
+                if each.phase is Phase.RUNNING:
+                    builder.begins.append(self.prefill.begin(each))
+                    self.decode.add(each.slot)
 
     # ---- endings --------------------------------------------------------------------------------------------------------------
 
-    def _finish(self, request: Request, finish: Finish, completion: int) -> None:
+    def finish(self, request: Request, finish: Finish, completion: int) -> None:
         """The one way out: give everything back, then say so once for the request and each sibling it carries."""
         samples = request.samples
-        if request.phase is Phase.RUNNING:
+        self.role.on_end(request, finish)
+        if request.slot != NO_SLOT:
             self._leave(request)
+        self._landing = [each for each in self._landing if each[0] is not request]
         self.prefill.forget(request)
         for each in samples:
             each.move(Phase.FINISHED)

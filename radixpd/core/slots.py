@@ -31,6 +31,7 @@ class SlotTable:
         self.shared = np.zeros(slots, dtype=np.int64)
         self.epoch = np.zeros(slots, dtype=np.int64)
         self.ignores_eos = np.zeros(slots, dtype=np.bool_)
+        self.sending = np.zeros(slots, dtype=np.bool_)  # its first token goes to the role
         self.picky = np.zeros(slots, dtype=np.bool_)  # has stop ids or a minimum length: its tokens are looked at one by one
         self._free = list(range(slots - 1, -1, -1))
 
@@ -52,6 +53,7 @@ class SlotTable:
         self.limit[slot] = request.length_limit
         self.page_count[slot] = 0
         self.shared[slot] = 0
+        self.sending[slot] = False
         self.ignores_eos[slot] = params.ignore_eos
         self.picky[slot] = bool(params.stop_token_ids) or params.min_new_tokens > 0
 

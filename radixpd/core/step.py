@@ -11,7 +11,8 @@ Contract with the runner, in this order:
    sampled by the previous step already lies, so the brain may plan before it has seen it;
 4. sample i reads the last position's logits of row `sample_rows[i]`, applies the state of slot `sample_slots[i]`, and writes
    the token to `token_pool[sample_slots[i], start + length]` of that row;
-5. `copies` (source page, target page) run last: a fork copies the partial page that this very step has filled.
+5. `copies` (source page, target page) run last: a fork copies the partial page that this very step has filled;
+6. `sends` are the mover's: it reads a layer of a page once that layer is computed, and nobody waits for it.
 Plans run strictly in order of `step`, so a later plan may reuse pages and slots that an earlier one still writes.
 """
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from radixpd.core.request import SamplingParams
 
-__all__ = ["PromptScores", "Score", "SlotBegin", "StepPlan", "StepResult", "TokenLogprobs", "no_ids"]
+__all__ = ["PromptScores", "Score", "Send", "SlotBegin", "StepPlan", "StepResult", "TokenLogprobs", "no_ids"]
 
 
 def no_ids() -> np.ndarray:
@@ -56,6 +57,21 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Send:
+    """Copy pages to a peer's pool: page `source[i]` of every layer into the peer's page `target[i]`, int32.
+
+    The first `ready` of them were complete before this step; the others are complete, layer by layer, as this step's forward goes on.
+    """
+
+    ticket: int
+    room: int
+    peer: str
+    source: np.ndarray
+    target: np.ndarray
+    ready: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. All arrays int32; R rows, S samples, K page-table entries, C copies."""
 
@@ -71,6 +87,7 @@ class StepPlan:
     begins: tuple[SlotBegin, ...] = ()
     scores: tuple[Score, ...] = ()
     copies: np.ndarray = field(default_factory=lambda: np.empty((0, 2), dtype=np.int32))  # [C, 2]
+    sends: tuple[Send, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

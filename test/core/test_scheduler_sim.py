@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from radixpd.config.settings import CacheSettings, SchedulerSettings
-from radixpd.core.effects import Finished, Prefilled, PromptScored, TokensOut
+from radixpd.core.effects import Effects, Finished, Prefilled, PromptScored, TokensOut
 from radixpd.core.page_hash import namespace
 from radixpd.core.request import Finish, LogprobParams, Phase, SamplingParams
+from radixpd.core.roles import Aggregated, MakeRole
 from radixpd.core.scheduler import Scheduler
 from radixpd.core.step import StepPlan, StepResult
 
@@ -47,9 +48,9 @@ class Asked:
 class World:
     """One scheduler, one fake runner, one client that remembers everything."""
 
-    def __init__(self, scheduler: SchedulerSettings, cache: CacheSettings, pages: int, seed: int) -> None:
+    def __init__(self, scheduler: SchedulerSettings, cache: CacheSettings, pages: int, seed: int, role: MakeRole = Aggregated) -> None:
         self.rng = random.Random(seed)
-        self.scheduler = Scheduler(scheduler, cache, pages=pages, context_length=CONTEXT, eos_ids=(EOS,))
+        self.scheduler = Scheduler(scheduler, cache, pages=pages, context_length=CONTEXT, eos_ids=(EOS,), role=role)
         slots = scheduler.max_running_requests
         assert slots is not None
         self.runner = FakeRunner(pages=pages, page_size=cache.page_size, slots=slots, context_length=CONTEXT)
@@ -138,8 +139,11 @@ class World:
 
     # ---- what the client sees ----
 
+    def _take(self) -> Effects:
+        return self.scheduler.drain()
+
     def _collect(self) -> None:
-        effects = self.scheduler.drain()
+        effects = self._take()
         for effect in effects.client:
             if isinstance(effect, TokensOut):
                 for at, (rid, token) in enumerate(zip(effect.rids, effect.ids.tolist(), strict=True)):
@@ -189,6 +193,8 @@ class World:
         assert tree.locked_pages == sum(len(n.page_ids) for n in nodes if n.refs)
         running = [r for r in table.requests if r is not None]
         own = [page for r in running for page in table.own_pages(r.slot).tolist()]
+        own += [page for kept in self.scheduler.holdings.spares.values() for pages in kept for page in pages.tolist()]
+        own += [page for pages in cache._quarantine.values() for page in pages.tolist()]
         free = cache.allocator._stack[: cache.allocator.free_pages].tolist()
         assert sorted(free + in_tree + own) == list(range(self.pages)), "a page has no owner, or two"
         locks: dict[int, int] = {}

@@ -1,0 +1,263 @@
+"""The decode side of handoffs: reserve pages, have a peer fill them, then generate.
+
+A request with a room is PARKED. In order of arrival each gets all its pages at once (its match is locked, slots are taken) and the peer is
+told (`Reserve`); a prompt that is wholly cached, or nearly, is computed here instead (`NotNeeded`). It lands when the peer's first tokens and
+the own mover's word are both here. Invariants: a page that a peer may write into is the request's or in quarantine, never free; every wait
+has a deadline; a failed handoff ends in a local computation (`fallback`) or in one clear error. A request without a room is served here alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixpd.core.handoff import (
+    Arrived,
+    CancelRoom,
+    Drained,
+    ExpectRoom,
+    Failure,
+    HandoffLimits,
+    Landed,
+    MoverReport,
+    NotNeeded,
+    PeerAbort,
+    PeerLost,
+    PeerMessage,
+    Renew,
+    Reserve,
+    Room,
+)  # fmt: skip
+from radixpd.core.plan_builder import PlanBuilder
+from radixpd.core.request import Finish, Phase, Request
+from radixpd.core.roles import Desk, Next
+from radixpd.core.step import TokenLogprobs
+
+__all__ = ["DecodeRole"]
+
+ABANDONED = "the decode server has given this room up"
+
+
+@dataclass(slots=True, eq=False)
+class Incoming:
+    """One room. `skip`: prompt tokens that were here already; -1 before pages are reserved."""
+
+    room: Room
+    request: Request
+    since: float
+    skip: int = -1
+    after: int = 0  # steps up to this one may still write into the reserved pages, for whoever had them before
+    asked: bool = False
+    renewed: float = 0.0
+    message: Arrived | None = None
+    landed: bool = False
+
+    @property
+    def reserved(self) -> bool:
+        """Whether the request holds its pages."""
+        return self.skip >= 0
+
+    @property
+    def owed(self) -> int:
+        """Prompt tokens that the peer is to deliver."""
+        return self.request.prompt_length - self.skip if self.reserved else 0
+
+
+class DecodeRole:
+    """All rooms of one decode server."""
+
+    def __init__(self, desk: Desk, limits: HandoffLimits) -> None:
+        self.desk = desk
+        self.limits = limits
+        self.rooms: dict[Room, Incoming] = {}  # in order of arrival
+        self.fallbacks = 0
+        self._numbers: dict[int, Room] = {}  # a mover knows rooms by number alone
+        self._asked: dict[Room, float] = {}  # quarantined rooms: when the peer was last asked for its `Drained`
+
+    def arrive(self, request: Request, now: float) -> Phase:
+        """A request with a room waits for pages; one that wants no token has nothing to be handed over."""
+        room = request.room
+        if room is None:
+            return Phase.WAITING
+        if room.number in self._numbers or room in self._asked:
+            message = f"bootstrap_room {room.number} is in use, or was until a moment ago"
+            self.desk.finish(request, Finish("abort", message=message, status=400), 0)
+            return Phase.FINISHED
+        if request.params.max_new_tokens == 0:
+            self.desk.tell(room.peer, NotNeeded(room.number))
+            return Phase.WAITING
+        self.rooms[room] = Incoming(room, request, now)
+        self._numbers[room.number] = room
+        return Phase.PARKED
+
+    def on_message(self, message: PeerMessage | MoverReport, peer: str, now: float) -> None:
+        """See `Role`."""
+        match message:
+            case Arrived(number):
+                if (found := self.rooms.get(Room(number, peer))) is not None and found.reserved:
+                    self._arrived(found, message)
+            case Landed(number):
+                if (found := self._by_number(number)) is not None:
+                    found.landed = True
+                    self._maybe_land(found)
+            case PeerAbort(number, reason, status):
+                if (found := self.rooms.get(Room(number, peer))) is not None:
+                    self._fail(found, f"the prefill server gave up: {reason}", status, tell=found.reserved)
+            case Failure(number, reason):
+                if (found := self._by_number(number)) is not None:
+                    self._fail(found, f"the transfer failed: {reason}", 502)
+            case Drained(number):
+                room = Room(number, peer)
+                if self._asked.pop(room, None) is not None:
+                    self.desk.holdings.cache.readmit(room)
+            case PeerLost(lost, reason):
+                self._lost(lost, reason)
+
+    def on_piece(self, builder: PlanBuilder, request: Request, start: int, end: int) -> Next:
+        """What is computed here stays here."""
+        return Next.DECODE
+
+    def on_sampled(self, request: Request, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
+        """Nothing is sent away."""
+
+    def on_end(self, request: Request, finish: Finish) -> None:
+        """The client has gone, or the server ends the request, while a peer works on it."""
+        if request.room is not None and (found := self.rooms.get(request.room)) is not None and found.request is request:
+            self._let_go(found, finish.message or "the request has ended on the decode server", finish.status)
+
+    def tick(self, now: float) -> None:
+        """Deadlines, renewals, reservations."""
+        for found in list(self.rooms.values()):
+            self._check(found, now)
+        for room, asked in self._asked.items():
+            if now - asked >= self.limits.renew:
+                self._asked[room] = now
+                self.desk.tell(room.peer, PeerAbort(room.number, ABANDONED, 499))
+        self._reserve_in_order(now)
+
+    # ---- inner ----------------------------------------------------------------------------------------------------------------
+
+    def _by_number(self, number: int) -> Incoming | None:
+        room = self._numbers.get(number)
+        return None if room is None else self.rooms[room]
+
+    def _check(self, found: Incoming, now: float) -> None:
+        limits, waited = self.limits, now - found.since
+        if not found.reserved:
+            if waited > limits.reserve:
+                flag = limits.deadlines["reserve"]
+                self._fail(found, f"no pages could be reserved for the prompt within {limits.reserve:g} s ({flag})", 503)
+        elif waited > limits.transfer:
+            what = "first token and KV" if found.message is None else "KV"
+            flag = limits.deadlines["transfer"]
+            self._fail(
+                found, f"{what} of room {found.room.number} did not come from {found.room.peer} within {limits.transfer:g} s ({flag})", 504
+            )
+        elif not found.asked:
+            self._ask(found)
+        elif now - found.renewed >= limits.renew:
+            found.renewed = now
+            self.desk.tell(found.room.peer, Renew(found.room.number, limits.lease))
+
+    def _reserve_in_order(self, now: float) -> None:
+        """Whoever came first gets pages first; only a peer that owes too much is passed over."""
+        waiting = [found for found in self.rooms.values() if not found.reserved]
+        if not waiting or self.desk.retracted_wait:
+            return
+        owed: dict[str, int] = {}
+        for found in self.rooms.values():
+            owed[found.room.peer] = owed.get(found.room.peer, 0) + found.owed
+        for found in waiting:
+            peer = found.room.peer
+            if owed[peer] and owed[peer] + found.request.prompt_length > self.limits.peer_tokens:
+                continue
+            if not self._reserve(found, now):
+                break
+            owed[peer] += found.owed
+
+    def _reserve(self, found: Incoming, now: float) -> bool:
+        """All or nothing. False when there is no room for it yet."""
+        request, cache, holdings = found.request, self.desk.holdings.cache, self.desk.holdings
+        limit = request.matchable // cache.page_size
+        _, pages = cache.peek(request.space, request.data, limit)
+        rest = len(request.tokens) - pages * cache.page_size
+        if rest <= self.limits.local_tokens or self._distrusted(found.room.peer):
+            self.desk.tell(found.room.peer, NotNeeded(found.room.number))
+            self._forget(found)
+            self.desk.enqueue(request)
+            return True
+        if holdings.table.free_slots < len(request.samples):
+            return False
+        node, matched = cache.match(request.space, request.data, limit, request.priority)
+        if not self.desk.fits(request, len(matched)):
+            cache.release(node, matched[:0])
+            return False
+        holdings.seat(request, node, matched)
+        found.skip, found.since, found.renewed = len(matched) * cache.page_size, now, now
+        found.after = self.desk.planned_step
+        self._ask(found)
+        return True
+
+    def _ask(self, found: Incoming) -> None:
+        """Tell the peer where to write, once no step of our own can write there: a peer is outside the order of steps."""
+        if found.asked or self.desk.applied_step < found.after:
+            return
+        found.asked = True
+        room, request = found.room, found.request
+        own = self.desk.holdings.table.own_pages(request.slot)
+        self.desk.order(ExpectRoom(room.number, room.peer, own))
+        self.desk.tell(room.peer, Reserve(room.number, request.prompt_length, found.skip, own, self.limits.lease))
+
+    def _distrusted(self, peer: str) -> bool:
+        """A peer whose silence has cost too many pages gets no more."""
+        cache = self.desk.holdings.cache
+        return cache.quarantined_for(peer) > self.limits.quarantine_share * cache.allocator.pages
+
+    def _arrived(self, found: Incoming, message: Arrived) -> None:
+        if len(message.tokens) != len(found.request.samples):
+            self._fail(found, f"{len(message.tokens)} first tokens came for {len(found.request.samples)} samples", 502)
+            return
+        found.message = message
+        self._maybe_land(found)
+
+    def _maybe_land(self, found: Incoming) -> None:
+        if found.message is not None and found.landed:
+            self._forget(found)
+            self.desk.land(found.request, found.message)
+
+    def _fail(self, found: Incoming, reason: str, status: int, *, tell: bool = True, gone: bool = False) -> None:
+        """The handoff is over; the request is not, if it may be computed here."""
+        request = found.request
+        self._let_go(found, reason, status, tell=tell, gone=gone)
+        if self.limits.fallback:
+            self.fallbacks += 1
+            self.desk.enqueue(request)
+        else:
+            self.desk.finish(request, Finish("abort", message=reason, status=status), 0)
+
+    def _let_go(self, found: Incoming, reason: str, status: int, *, tell: bool = True, gone: bool = False) -> None:
+        """Take the seat back. Pages that may still be written go into quarantine; the peer is asked to say when that is over."""
+        self._forget(found)
+        room = found.room
+        if found.reserved:
+            cache = self.desk.holdings.cache
+            pages = self.desk.holdings.surrender(found.request)
+            if found.asked:
+                self.desk.order(CancelRoom(room.number))
+            if gone or not found.asked:
+                cache.allocator.free(pages)
+            else:
+                cache.quarantine(room, pages)
+                self._asked[room] = float("-inf")
+        if tell and not gone:
+            self.desk.tell(room.peer, PeerAbort(room.number, reason, status))
+
+    def _forget(self, found: Incoming) -> None:
+        del self.rooms[found.room]
+        del self._numbers[found.room.number]
+
+    def _lost(self, peer: str, reason: str) -> None:
+        for found in [each for each in self.rooms.values() if each.room.peer == peer]:
+            self._fail(found, f"the prefill server {peer} is gone: {reason}", 502, gone=True)
+        for room in [each for each in self._asked if each.peer == peer]:
+            del self._asked[room]
+            self.desk.holdings.cache.readmit(room)

@@ -1,0 +1,315 @@
+"""The prefill side of handoffs: compute a prompt for a decode server, send what it lacks, give it the first tokens, forget.
+
+A body and its `Reserve` may come in either order; a request is PARKED until both are here. From then on each step that computes a piece of
+the prompt carries a `Send` of the pages it completes. Prefill never ends a request by its tokens: decode alone does. Invariants: a page is
+read by the mover only while the request holds it; whoever learns that a room is over hears `Drained` once no write can follow; a dead room
+stays dead for a while (tombstone). A request without a room is served here from prompt to last token.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from radixpd.core.handoff import (
+    Arrived,
+    CancelRoom,
+    Drained,
+    HandoffLimits,
+    MoverReport,
+    NotNeeded,
+    PeerAbort,
+    PeerLost,
+    PeerMessage,
+    PrefillShare,
+    Quiet,
+    Renew,
+    Reserve,
+    TicketDone,
+)  # fmt: skip
+from radixpd.core.plan_builder import PlanBuilder
+from radixpd.core.request import Finish, Phase, Request
+from radixpd.core.roles import Desk, Next
+from radixpd.core.step import Send, TokenLogprobs
+
+__all__ = ["PrefillRole"]
+
+LOOK = 0.1  # seconds between two looks at the deadlines
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """One room. `sent`: pages of the prompt that plans have sent so far, those that decode has included."""
+
+    room: int
+    deadline: float
+    request: Request | None = None
+    peer: str = ""
+    reserve: Reserve | None = None
+    sent: int = 0
+    tickets: set[int] = field(default_factory=set)
+    tokens: dict[int, tuple[int, TokenLogprobs | None]] = field(default_factory=dict)  # by sample
+    unneeded: bool = False
+    arrived: bool = False
+    began: float = 0.0
+
+    @property
+    def sending(self) -> bool:
+        """Whether any page has been handed to the mover."""
+        return self.reserve is not None and self.sent > self.reserve.skip
+
+
+class PrefillRole:
+    """All rooms of one prefill server."""
+
+    def __init__(self, desk: Desk, limits: HandoffLimits) -> None:
+        self.desk = desk
+        self.limits = limits
+        self.rooms: dict[int, Outgoing] = {}
+        self.draining: dict[int, str] = {}  # rooms that are over while the mover may still write; the peer to tell
+        self.dead: OrderedDict[int, tuple[float, str]] = OrderedDict()  # tombstones: until when, and why ("" = delivered)
+        self.strangers = 0  # messages about rooms of somebody else
+        self._tickets: dict[int, Outgoing] = {}
+        self._numbers = itertools.count(1)
+        self._looked = 0.0
+
+    def arrive(self, request: Request, now: float) -> Phase:
+        """A body with a room waits for its `Reserve`."""
+        if request.room is None:
+            return Phase.WAITING
+        number = request.room.number
+        found = self.rooms.get(number)
+        if number in self.draining or number in self.dead or (found is not None and found.request is not None):
+            self.desk.finish(
+                request, Finish("abort", message=f"bootstrap_room {number} is in use, or was until a moment ago", status=400), 0
+            )
+            return Phase.FINISHED
+        if found is None:
+            self.rooms[number] = Outgoing(number, now + self.limits.body, request, began=now)
+            return Phase.PARKED
+        found.request, found.began = request, now
+        if found.unneeded:
+            self._over(found, now, "")
+            self.desk.finish(request, Finish("length"), 0)
+            return Phase.FINISHED
+        assert found.reserve is not None
+        if problem := _mismatch(found.reserve, request, self.desk.holdings.cache.page_size):
+            self.desk.finish(request, Finish("abort", message=problem, status=400), 0)
+            return Phase.FINISHED
+        request.read_by_peer = True
+        return Phase.WAITING
+
+    def on_message(self, message: PeerMessage | MoverReport, peer: str, now: float) -> None:
+        """See `Role`."""
+        match message:
+            case Reserve():
+                self._reserve(message, peer, now)
+            case Renew(number, seconds):
+                if (found := self._of(number, peer)) is not None:
+                    found.deadline = now + seconds
+            case NotNeeded(number):
+                if (found := self._claim(number, peer, now)) is not None:
+                    self._not_needed(found, now)
+            case PeerAbort(number, reason, status):
+                self._peer_gave_up(number, peer, reason, status, now)
+            case TicketDone(ticket, error):
+                self._ticket_done(ticket, error, now)
+            case Quiet(number):
+                if (waiting := self.draining.pop(number, None)) is not None:
+                    self.desk.tell(waiting, Drained(number))
+            case PeerLost(lost, reason):
+                for found in [each for each in self.rooms.values() if each.peer == lost]:
+                    self._fail(found, f"the decode server is gone: {reason}", 502, now, told=True)
+            case _:
+                self.strangers += 1
+
+    def on_piece(self, builder: PlanBuilder, request: Request, start: int, end: int) -> Next:
+        """Send the pages that the prompt has up to `end`, those found in the cache included."""
+        found = self._outgoing(request)
+        if found is None:
+            return Next.DECODE
+        cache, table = self.desk.holdings.cache, self.desk.holdings.table
+        reserve, final = found.reserve, end == len(request.tokens)
+        assert reserve is not None
+        upto, skip = (cache.pages_for(end) if final else end // cache.page_size), reserve.skip // cache.page_size
+        if upto > found.sent:
+            ticket = next(self._numbers)
+            builder.sends.append(
+                Send(
+                    ticket=ticket,
+                    room=found.room,
+                    peer=found.peer,
+                    source=table.page_table[request.slot, found.sent : upto].copy(),
+                    target=reserve.pages[found.sent - skip : upto - skip],
+                    ready=max(0, start // cache.page_size - found.sent),
+                )
+            )
+            found.tickets.add(ticket)
+            self._tickets[ticket] = found
+            found.sent = upto
+        return Next.SEND if final else Next.DECODE
+
+    def on_sampled(self, request: Request, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
+        """With the last sample's first token the prompt is done here."""
+        leader = request.leader or request
+        found = self._outgoing(leader)
+        assert found is not None
+        found.tokens[request.sample] = token, logprobs
+        if len(found.tokens) < len(leader.samples):
+            return
+        firsts = [found.tokens[index] for index in range(len(found.tokens))]
+        wanted = tuple(each for _, each in firsts) if leader.params.logprobs else ()
+        pages = found.sent - (found.reserve.skip // self.desk.holdings.cache.page_size if found.reserve else 0)
+        share = PrefillShare(leader.cached, leader.prompt_length - leader.cached, pages, leader.queued, now - found.began - leader.queued)
+        for each in leader.samples:
+            each.move(Phase.SENDING)
+        found.arrived = True
+        tokens = np.array([each for each, _ in firsts], dtype=np.int32)
+        self.desk.tell(found.peer, Arrived(found.room, tokens, wanted, tuple(leader.handed_scores), share))
+        self._maybe_done(found, now)
+
+    def on_end(self, request: Request, finish: Finish) -> None:
+        """A request that ends before it was delivered takes its room with it."""
+        found = self._outgoing(request)
+        if found is not None and found.request is request:
+            self._drop(found, finish.message or "the request has ended on the prefill server", finish.status, told=False)
+
+    def tick(self, now: float) -> None:
+        """Rooms that only one side has spoken of, rooms whose decode side has fallen silent, old tombstones."""
+        if now - self._looked < LOOK:
+            return
+        self._looked = now
+        for found in [each for each in self.rooms.values() if each.deadline < now and not each.sending]:
+            self._fail(found, self._silence(found), 504, now, told=False)
+        while self.dead and next(iter(self.dead.values()))[0] < now:
+            self.dead.popitem(last=False)
+
+    # ---- inner ----------------------------------------------------------------------------------------------------------------
+
+    def _outgoing(self, request: Request) -> Outgoing | None:
+        return self.rooms.get(request.room.number) if request.room is not None else None
+
+    def _of(self, number: int, peer: str) -> Outgoing | None:
+        """The room, if it is this peer's."""
+        found = self.rooms.get(number)
+        if found is None or found.peer != peer:
+            self.strangers += found is not None
+            return None
+        return found
+
+    def _claim(self, number: int, peer: str, now: float) -> Outgoing | None:
+        """The room for a peer that speaks of it, maybe for the first time."""
+        found = self.rooms.get(number)
+        if found is None:
+            if number in self.dead:
+                return None
+            found = self.rooms[number] = Outgoing(number, now + self.limits.body)
+        if found.peer in ("", peer):
+            found.peer = peer
+            return found
+        self.strangers += 1
+        return None
+
+    def _reserve(self, message: Reserve, peer: str, now: float) -> None:
+        number = message.room
+        if reason := self.dead.get(number, (0.0, ""))[1]:
+            self.desk.tell(peer, PeerAbort(number, reason))
+            return
+        found = self._claim(number, peer, now)
+        if found is None or found.reserve is not None:
+            self.desk.tell(peer, PeerAbort(number, f"room {number} is in use"))
+            return
+        found.reserve, found.deadline = message, now + message.seconds
+        found.sent = message.skip // self.desk.holdings.cache.page_size
+        request = found.request
+        if request is None:
+            found.deadline = now + self.limits.body
+            return
+        if problem := _mismatch(message, request, self.desk.holdings.cache.page_size):
+            self._fail(found, problem, 400, now, told=False)
+            return
+        request.read_by_peer = True
+        self.desk.enqueue(request)
+
+    def _not_needed(self, found: Outgoing, now: float) -> None:
+        if found.request is None:
+            found.unneeded = True  # its body may still come, and gets its answer then
+            return
+        self._over(found, now, "")
+        self.desk.finish(found.request, Finish("length"), 0)
+
+    def _ticket_done(self, ticket: int, error: str, now: float) -> None:
+        found = self._tickets.pop(ticket, None)
+        if found is None:
+            return
+        found.tickets.discard(ticket)
+        if error:
+            self._fail(found, f"the transfer failed: {error}", 502, now, told=False)
+        else:
+            self._maybe_done(found, now)
+
+    def _maybe_done(self, found: Outgoing, now: float) -> None:
+        if found.arrived and not found.tickets:
+            self._over(found, now, "")
+            assert found.request is not None
+            self.desk.finish(found.request, Finish("length"), 0)
+
+    def _peer_gave_up(self, number: int, peer: str, reason: str, status: int, now: float) -> None:
+        found = self._claim(number, peer, now)
+        if found is not None:
+            self._fail(found, f"the decode server gave up: {reason}", status, now, told=True)
+        elif number not in self.draining and number not in self.rooms:
+            # Asked again, because the first answer was lost.
+            self.desk.tell(peer, Drained(number))
+
+    def _fail(self, found: Outgoing, reason: str, status: int, now: float, *, told: bool) -> None:
+        """The room is over without delivery. `told`: the peer knows."""
+        self._drop(found, reason, status, told=told)
+        self._bury(found.room, now, reason)
+        if found.request is not None:
+            self.desk.finish(found.request, Finish("abort", message=reason, status=status), 0)
+
+    def _drop(self, found: Outgoing, reason: str, status: int, *, told: bool) -> None:
+        del self.rooms[found.room]
+        for ticket in found.tickets:
+            del self._tickets[ticket]
+        if found.sending:
+            self.draining[found.room] = found.peer
+            self.desk.order(CancelRoom(found.room))
+        if found.peer and not told:
+            self.desk.tell(found.peer, PeerAbort(found.room, reason, status))
+        if found.peer and not found.sending:
+            self.desk.tell(found.peer, Drained(found.room))
+        self._bury(found.room, self._looked, reason)
+
+    def _over(self, found: Outgoing, now: float, reason: str) -> None:
+        del self.rooms[found.room]
+        self._bury(found.room, now, reason)
+
+    def _bury(self, number: int, now: float, reason: str) -> None:
+        self.dead.pop(number, None)
+        self.dead[number] = now + self.limits.tombstone, reason
+        while len(self.dead) > self.limits.tombstones:
+            self.dead.popitem(last=False)
+
+    def _silence(self, found: Outgoing) -> str:
+        flag = self.limits.deadlines["body"]
+        if found.request is None:
+            return f"no request came for room {found.room} within {self.limits.body:g} s ({flag} of the prefill server)"
+        if found.reserve is None:
+            return f"no decode server reserved room {found.room} within {self.limits.body:g} s ({flag} of the prefill server)"
+        return f"the decode server has not renewed room {found.room} in time"
+
+
+def _mismatch(reserve: Reserve, request: Request, page_size: int) -> str:
+    """What is wrong with a reservation; empty if nothing is."""
+    length = request.prompt_length
+    if reserve.prompt_tokens != length:
+        return f"the prompt has {length} tokens on the prefill server and {reserve.prompt_tokens} on the decode server"
+    pages = -(-length // page_size) - reserve.skip // page_size
+    if reserve.skip % page_size or not 0 <= reserve.skip < length or len(reserve.pages) != pages:
+        return f"{len(reserve.pages)} pages reserved behind {reserve.skip} tokens, where {pages} are needed"
+    return ""
