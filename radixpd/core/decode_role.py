@@ -1,9 +1,10 @@
 """The decode side of handoffs: reserve pages, have a peer fill them, then generate.
 
-A request with a room is PARKED. In order of arrival each gets all its pages at once (its match is locked, slots are taken) and the peer is
-told (`Reserve`); a prompt that is wholly cached, or nearly, is computed here instead (`NotNeeded`). It lands when the peer's first tokens and
-the own mover's word are both here. Invariants: a page that a peer may write into is the request's or in quarantine, never free; every wait
-has a deadline; a failed handoff ends in a local computation (`fallback`) or in one clear error. A request without a room is served here alone.
+A request with a room is PARKED. In order of arrival each gets all its pages at once (its match is locked, slots are taken) and the peer
+is told (`Reserve`); a prompt that is wholly cached, or nearly, is computed here instead (`NotNeeded`). It lands when the peer's first
+tokens and the own mover's word are both here. Invariants: a page that a peer may write into is the request's or in quarantine, never
+free, and no step of our own that is still under way writes into it; every wait has a deadline; a failed handoff ends in a local
+computation (`fallback`) or in one clear error. A request without a room is served here alone.
 """
 
 from __future__ import annotations
