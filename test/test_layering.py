@@ -30,8 +30,14 @@ class Row:
 
 
 LOWER = ("config", "core", "text", "kernels", "attention", "models", "grammar", "kv", "engine")
-TORCH_PROCESSES = ("runtime.runner_process", "runtime.supervisor", "runtime.process_group", "runtime.model_files")
-FOR_SERVER = ("client", "messages", "metrics", "output", "admission", "tokenizer_manager", "child")
+TORCH_PROCESSES = (
+    "runtime.runner_process",
+    "runtime.supervisor",
+    "runtime.embedded_supervisor",
+    "runtime.process_group",
+    "runtime.model_files",
+)
+FOR_SERVER = ("client", "messages", "metrics", "output", "admission", "tokenizer_manager", "child", "request_log", "crash_dump")
 TORCH_SIDE = (
     "torch",
     "safetensors",
@@ -76,7 +82,8 @@ ROWS = (
         external=("aiohttp", "uvloop", "zmq", "msgspec", "prometheus_client"),
     ),
     Row(("planner",), internal=("core", "mini_lb")),
-    Row(("launch_server", "launch_pd", "llm"), internal=(*LOWER, "runtime", "server", "mini_lb")),
+    Row(("llm",), internal=("launch_server", "config", "core", "text", "runtime", "server"), external=("tqdm",)),
+    Row(("launch_server", "launch_pd"), internal=(*LOWER, "runtime", "server", "mini_lb")),
     Row(("",)),
 )
 PURE_CORE = ("zmq", "random", "os", "logging", "time", "datetime", "secrets", "socket", "threading", "asyncio", "subprocess")
@@ -196,7 +203,7 @@ def test_what_the_table_allows_passes(module: str, source: str) -> None:
 
 def test_processes_without_torch_load_none() -> None:
     """Importing whatever the API and scheduler processes are made of loads neither torch nor transformers."""
-    light = ("runtime", "server", "text", "config", "core", "mini_lb", "launch_server")
+    light = ("runtime", "server", "text", "config", "core", "mini_lb", "launch_server", "llm")
     names = [
         f"radixpd.{name}" for name in modules() if under(name, light) and not under(name, TORCH_PROCESSES) and not name.endswith("__main__")
     ]

@@ -24,7 +24,8 @@ import msgspec
 from radixpd.errors import ConfigError
 
 __all__ = [
-    "EXIT_CONFIG", "EXIT_FAILED", "EXIT_START", "Launch", "begin", "fail", "log_to_stderr", "parent_is_gone", "read_launch", "report", "run",
+    "EXIT_CONFIG", "EXIT_FAILED", "EXIT_START", "Launch", "begin", "ending", "fail", "log_to_stderr", "parent_is_gone", "read_launch",
+    "report", "run",
 ]  # fmt: skip
 
 EXIT_FAILED = 1  # something broke; the trace is in the log
@@ -104,6 +105,13 @@ def log_to_stderr(name: str, level: str) -> None:
         datefmt="%Y-%m-%d %H:%M:%S",
         force=True,
     )
+
+
+def ending(code: int) -> str:
+    """How a process with this return code has ended, for a message about it."""
+    if code >= 0:
+        return f"exited with code {code}"
+    return f"was killed by signal {-code} ({signal.strsignal(-code)})"
 
 
 def report(fd: int, kind: str, message: str) -> None:

@@ -22,7 +22,7 @@ from types import TracebackType
 
 import msgspec
 
-from radixpd.runtime.child import EXIT_CONFIG, EXIT_FAILED, EXIT_START, Launch
+from radixpd.runtime.child import EXIT_CONFIG, EXIT_FAILED, EXIT_START, Launch, ending
 
 __all__ = ["API", "ProcessGroup"]
 
@@ -65,8 +65,8 @@ class ProcessGroup:
         self._woken, self._waker = socket.socketpair()
         for end in (self._woken, self._waker):
             end.setblocking(False)
-        for end in (self._woken, *self._until):
-            self._selector.register(end, selectors.EVENT_READ)
+        for descriptor in (self._woken.fileno(), *self._until):
+            self._selector.register(descriptor, selectors.EVENT_READ)
         self._old_wakeup = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         # Under nohup SIGHUP is ignored, and stays so.
         caught = [s for s in STOP_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
@@ -161,7 +161,7 @@ class ProcessGroup:
             self._code = code
             self._end_within(0)
             return
-        message = f"the {name} process {_how(code)}"
+        message = f"the {name} process {ending(code)}"
         self._code = EXIT_FAILED
         self._tell_api(message, grace=FAIL_GRACE)
 
@@ -197,9 +197,3 @@ def _write_line(child: Child, line: bytes) -> None:
     with contextlib.suppress(BrokenPipeError):
         child.process.stdin.write(line + b"\n")
         child.process.stdin.flush()
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    return f"was killed by signal {-code} ({signal.strsignal(-code)})"
