@@ -11,7 +11,7 @@ from aiohttp import web
 from radixpd.errors import BadRequest
 from radixpd.runtime.admission import read
 from radixpd.server.answers import Aborted, Flushed
-from radixpd.server.docs import Body, Doc
+from radixpd.server.docs import Body, Doc, Schema
 from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import service_of
 
@@ -45,7 +45,14 @@ ROUTES = (
     web.post("/flush_cache", flush_cache),
     web.post("/abort_request", abort_request),
 )
+ANY_NAME: Schema = {"type": ["string", "null"]}
+NAMED: Schema = {
+    "anyOf": [
+        {"required": ["rid"], "properties": {"rid": {"type": "string", "minLength": 1}}},
+        {"required": ["abort_all"], "properties": {"abort_all": {"const": True}}},
+    ]
+}
 DOCS = {
     flush_cache: Doc("Empty the prefix cache; 400 while requests run", answer=Flushed, errors=(400, 503)),
-    abort_request: Doc("End a request by its rid, or all", answer=Aborted, body=Body(AbortBody)),
+    abort_request: Doc("End a request by its rid, or all", answer=Aborted, body=Body(AbortBody, fields={"rid": ANY_NAME}, rule=NAMED)),
 }

@@ -15,7 +15,7 @@ from radixpd.errors import BadRequest
 from radixpd.runtime.admission import LATER, MAX_LIST, Ask, Limits, Sampling, admit, read, refuse_later
 from radixpd.runtime.output import Generation, Output
 from radixpd.server.answers import Generated
-from radixpd.server.docs import TOKEN_IDS, Body, Doc, one_or_many, or_null, ref
+from radixpd.server.docs import TOKEN_IDS, Body, Doc, exactly_one, one_or_many, or_null, ref
 from radixpd.server.native_shape import NativeShape
 from radixpd.server.replies import json_reply, read_object, warn_unknown
 from radixpd.server.service import Service, service_of
@@ -168,11 +168,12 @@ DOCS = {
             fields={
                 "input_ids": or_null(one_or_many(TOKEN_IDS, MAX_BATCH)),
                 "sampling_params": or_null(one_or_many(ref("Sampling"), MAX_BATCH)),
-                "token_ids_logprob": or_null(one_or_many(or_null({**TOKEN_IDS, "maxItems": MAX_LIST}), MAX_BATCH)),
+                "token_ids_logprob": or_null(one_or_many(or_null({**TOKEN_IDS, "minItems": 0, "maxItems": MAX_LIST}), MAX_BATCH)),
             },
             harmless=HARMLESS,
             refused=LATER,
-            choice=("text", "input_ids"),
+            rule=exactly_one("text", "input_ids"),
+            lists=(1, MAX_BATCH),
         ),
         events=Generated,
         errors=(503,),

@@ -130,12 +130,19 @@ def _content(doc: Doc, named: Mapping[Any, Schema]) -> Schema:
         return {doc.media: {"schema": {"type": "string"}}}
     content: Schema = {doc.media: {"schema": named[doc.answer]}}
     if doc.events is not None:
-        # OpenAPI 3.1 has no word for the type of an event.
-        content[EVENT_STREAM] = {
-            "schema": {"type": "string", "description": "`data: EVENT` lines, at the end `data: [DONE]`"},
-            "x-event": {"anyOf": [named[doc.events], named[ErrorAnswer]]},
-        }
+        content[EVENT_STREAM] = {"schema": _event({"anyOf": [named[doc.events], named[ErrorAnswer]]})}
     return content
+
+
+def _event(data: Schema) -> Schema:
+    """The schema of a stream stands for each of its events: OpenAPI 3.1 has no other place for it."""
+    inner: Schema = {"type": "string", "contentMediaType": JSON_TYPE, "contentSchema": data}
+    return {
+        "type": "object",
+        "description": "Each event of the stream; the last one of a stream that went well is [DONE].",
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, inner]}},
+        "required": ["data"],
+    }
 
 
 def _parameters(path: str, doc: Doc) -> list[Schema]:

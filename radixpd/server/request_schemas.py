@@ -72,22 +72,19 @@ def fixed_schemas(limits: Limits) -> dict[str, Schema]:
 
 def sampling_schema(struct: Schema, ranges: Ranges) -> Schema:
     """The native sampling parameters, from the struct's own schema."""
-    properties = {name: _narrow(name, schema, ranges) for name, schema in struct["properties"].items()}
-    return {**struct, "properties": properties, "allOf": [ref("Unserved")]}
+    return {**struct, "properties": narrowed(struct, ranges), "allOf": [ref("Unserved")]}
 
 
 def body_schema(body: Body, struct: Schema, ranges: Ranges, wishes: Mapping[str, Schema]) -> Schema:
     """A body, from its struct's own schema; `wishes` are the narrowed schemas of all native sampling and option names."""
     ranges = {**ranges, **body.ranges}
-    properties = {name: body.fields.get(name) or _narrow(name, schema, ranges) for name, schema in struct["properties"].items()}
+    properties = {name: body.fields.get(name) or _narrow(name, schema, ranges, body.lists) for name, schema in struct["properties"].items()}
     properties |= {given: wishes[ours] for given, ours in body.wishes.items() if given not in properties}
     properties |= {name: {"description": "accepted, no effect"} for name in sorted(body.harmless)}
     schema = {**struct, "properties": properties}
     if body.refused:
         schema["allOf"] = [ref("Unserved")]
-    if body.choice:
-        schema["oneOf"] = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in body.choice]
-    return schema
+    return {**schema, **body.rule}
 
 
 def narrowed(struct: Schema, ranges: Ranges) -> dict[str, Schema]:
@@ -95,16 +92,16 @@ def narrowed(struct: Schema, ranges: Ranges) -> dict[str, Schema]:
     return {name: _narrow(name, schema, ranges) for name, schema in struct["properties"].items()}
 
 
-def _narrow(name: str, schema: Schema, ranges: Ranges) -> Schema:
-    found = REPLACED.get(name) or _bound(schema, name, ranges)
+def _narrow(name: str, schema: Schema, ranges: Ranges, lists: tuple[int, int] | None = None) -> Schema:
+    found = REPLACED.get(name) or _bound(schema, name, ranges, lists)
     found = {key: value for key, value in found.items() if not (key == "default" and value is None)}
     return {**found, "description": NOTES[name]} if name in NOTES else found
 
 
-def _bound(schema: Schema, name: str, ranges: Ranges) -> Schema:
+def _bound(schema: Schema, name: str, ranges: Ranges, lists: tuple[int, int] | None) -> Schema:
     """Closes every number, string and list of a schema."""
     if "anyOf" in schema:
-        return {**schema, "anyOf": [_bound(option, name, ranges) for option in schema["anyOf"]]}
+        return {**schema, "anyOf": [_bound(option, name, ranges, lists) for option in schema["anyOf"]]}
     match schema.get("type"):
         case "integer" | "number" if name in ranges:
             low, high = ranges[name]
@@ -113,8 +110,9 @@ def _bound(schema: Schema, name: str, ranges: Ranges) -> Schema:
             low, high = LENGTHS[name]
             return {**schema, "minLength": low, "maxLength": high}
         case "array":
-            cap = {"maxItems": COUNTS[name]} if name in COUNTS else {}
-            items = ref("TokenId") if name in IDS else _bound(schema.get("items", {}), name, ranges)
+            sizes = (0, COUNTS[name]) if name in COUNTS else lists
+            cap = {} if sizes is None else {"minItems": sizes[0], "maxItems": sizes[1]}
+            items = ref("TokenId") if name in IDS else _bound(schema.get("items", {}), name, ranges, None)
             return {**schema, "items": items, **cap}
     return schema
 

@@ -14,13 +14,14 @@ from radixpd.errors import BadRequest
 from radixpd.runtime.admission import read
 from radixpd.server.answers import Detokenized, Tokenized
 from radixpd.server.chat import MESSAGES, rendered
-from radixpd.server.docs import TOKEN_IDS, Body, Doc, or_null
+from radixpd.server.docs import TOKEN_IDS, Body, Doc, exactly_one, or_null
 from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import service_of
 
 __all__ = ["DOCS", "ROUTES"]
 
 MAX_TEXTS = 4096
+ANY_IDS = {**TOKEN_IDS, "minItems": 0}
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -95,12 +96,14 @@ DOCS = {
     tokenize: Doc(
         "Text, or a conversation through the chat template, to ids",
         answer=Tokenized,
-        body=Body(TokenizeBody, fields={"messages": or_null(MESSAGES)}, choice=("text", "prompt", "messages")),
+        body=Body(
+            TokenizeBody, fields={"messages": or_null(MESSAGES)}, rule=exactly_one("text", "prompt", "messages"), lists=(0, MAX_TEXTS)
+        ),
         errors=(503,),
     ),
     detokenize: Doc(
         "Ids to text",
         answer=Detokenized,
-        body=Body(DetokenizeBody, fields={"tokens": {"anyOf": [TOKEN_IDS, {"type": "array", "items": TOKEN_IDS}]}}),
+        body=Body(DetokenizeBody, fields={"tokens": {"anyOf": [ANY_IDS, {"type": "array", "items": ANY_IDS}]}}),
     ),
 }
