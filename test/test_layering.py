@@ -73,7 +73,16 @@ ROWS = (
     Row(("runtime",), internal=("core", "text", "config"), external=("msgspec", "zmq", "prometheus_client"), never=TORCH_PROCESSES),
     Row(
         ("server",),
-        internal=("config", "text", *(f"runtime.{name}" for name in FOR_SERVER), "core.request", "core.step", "core.load", "core.effects"),
+        internal=(
+            "config",
+            "text",
+            *(f"runtime.{name}" for name in FOR_SERVER),
+            "core.request",
+            "core.step",
+            "core.load",
+            "core.effects",
+            "core.tree_view",
+        ),
         external=("aiohttp", "uvloop", "msgspec"),
     ),
     Row(

@@ -261,3 +261,48 @@ class Aborted(TypedDict):
     """How many outputs were open and are being ended."""
 
     aborted: int
+
+
+class PageOwners(TypedDict):
+    """Pages of the pool; `locked` are some of the tree's."""
+
+    total: int
+    free: int
+    tree: int
+    locked: int
+    request: int
+
+
+class PageMap(TypedDict):
+    """Owners in the order of page ids: runs of cells, each an index into `owners` and a number of cells."""
+
+    pages_per_cell: int
+    runs: list[tuple[int, int]]
+
+
+class CacheNode(TypedDict):
+    """A node of the radix tree: `age` counts look-ups of the tree since its last use, `head` is its first token ids."""
+
+    id: int
+    parent: int | None
+    namespace: str
+    tokens: int
+    pages: int
+    locks: int
+    hits: int
+    age: int
+    children: int
+    preview: str | None
+    head: list[int] | None
+
+
+class CacheTree(TypedDict):
+    """The cache at a moment: parents before children; `texts`: whether previews and heads are told."""
+
+    page_size: int
+    pages: PageOwners
+    owners: list[str]
+    page_map: PageMap
+    texts: bool
+    nodes: list[CacheNode]
+    hidden_pages: int
