@@ -75,6 +75,8 @@ class Ask:
     skip_special: bool
     keep_stop: bool
     names: Mapping[str, str]
+    no_logs: bool = False  # no line in the request log, nothing in a crash dump
+    log_metrics: bool = True  # counts in the latencies of /metrics
 
 
 def admit(

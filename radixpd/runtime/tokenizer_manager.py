@@ -8,11 +8,10 @@ the routes and by the offline interface.
 from __future__ import annotations
 
 import enum
-import logging
 import random
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,6 +24,7 @@ from radixpd.runtime.client import Client
 from radixpd.runtime.messages import Generate
 from radixpd.runtime.off_loop import in_thread
 from radixpd.runtime.output import Generation, Observer, Output
+from radixpd.runtime.request_log import RequestLog
 from radixpd.text.chat import ChatTemplate
 from radixpd.text.detokenizer import Detokenizer
 from radixpd.text.tokenizer import Tokenizer
@@ -36,8 +36,6 @@ TEXT_SECONDS = 20.0  # for tokenizing or rendering one prompt
 MAX_SAMPLES = 4096  # of one request: prompts times n
 CONTEXT_IDS = 16  # prompt ids that the detokenizer sees for the left context
 DRAIN_RETRY = 5  # seconds
-
-logger = logging.getLogger(__name__)
 
 
 class State(enum.Enum):
@@ -69,7 +67,8 @@ class TokenizerManager:
     observer: Observer
     seed: int
     max_queued: int | None = None
-    log_requests: bool = False
+    request_log: RequestLog = field(default_factory=RequestLog)
+    on_end: tuple[Callable[[Output], None], ...] = ()  # told about each output that has ended, except those without logs
     draining: bool = False
     warm: bool = False
     _random: random.Random = field(init=False)
@@ -112,8 +111,8 @@ class TokenizerManager:
         generation.groups = tuple(self._outputs(item, generation, arrived) for item in prepared)
         for item, outputs in zip(prepared, generation.groups):
             self.client.submit(item.message, outputs)
-            if self.log_requests:
-                logger.info("request rid=%s prompt=%d %s", item.group, len(item.message.prompt), item.message.params)
+            if not item.ask.no_logs:
+                self.request_log.received(outputs, item.ask.prompt)
         return generation
 
     async def encode(self, text: str, *, special: bool = True) -> np.ndarray:
@@ -253,8 +252,12 @@ class TokenizerManager:
                     skip_special=ask.skip_special,
                     keep_stop=ask.keep_stop,
                 ),
-                observer=self.observer,
                 wake=generation.wake,
+                observer=self.observer if ask.log_metrics else None,
+                on_end=() if ask.no_logs else (self.request_log.ended, *self.on_end),
+                params=item.message.params,
+                priority=ask.priority,
+                salted=bool(ask.namespace),
                 keep_stop=ask.keep_stop,
                 arrived=arrived,
             )

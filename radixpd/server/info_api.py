@@ -39,10 +39,11 @@ async def health(request: web.Request) -> web.Response:
 
 
 def probe(manager: TokenizerManager, *, tokens: int = 1) -> Ask:
-    """A tiny request of the server's own. Its salt keeps it out of every client's cache."""
+    """A tiny request of the server's own: out of every client's cache, of the request log and of the latencies."""
     sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
     # Any id will do; not 0, which often is a padding token.
-    return admit([min(1, manager.limits.vocab_size - 1)], sampling, {"cache_salt": "\0probe"}, limits=manager.limits, names={})
+    ask = admit([min(1, manager.limits.vocab_size - 1)], sampling, {"cache_salt": "\0probe"}, limits=manager.limits, names={})
+    return dataclasses.replace(ask, no_logs=True, log_metrics=False)
 
 
 async def health_generate(request: web.Request) -> web.Response:

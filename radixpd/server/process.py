@@ -26,6 +26,7 @@ from radixpd.runtime import child
 from radixpd.runtime.admission import Limits
 from radixpd.runtime.client import Client
 from radixpd.runtime.metrics import Metrics, View
+from radixpd.runtime.request_log import RequestLog
 from radixpd.runtime.tokenizer_manager import TokenizerManager
 from radixpd.server.app import build_app
 from radixpd.server.info_api import probe
@@ -69,7 +70,10 @@ class _Control:
 
 def build_service(resolved: Resolved, client: Client) -> Service:
     """The parts of an API process, wired."""
-    metrics = Metrics(lambda: View(client.load, client.throughput()), model=resolved.served_name)
+    observe = resolved.settings.observe
+    metrics = Metrics(
+        lambda: View(client.load, client.throughput()), model=resolved.served_name, lengths=observe.collect_tokens_histogram
+    )
     directory = Path(resolved.tokenizer_directory)
     manager = TokenizerManager(
         client,
@@ -84,7 +88,7 @@ def build_service(resolved: Resolved, client: Client) -> Service:
         metrics,
         seed=resolved.seed,
         max_queued=resolved.settings.scheduler.max_queued_requests,
-        log_requests=resolved.settings.observe.log_requests,
+        request_log=RequestLog(observe),
     )
     return Service(resolved, client, manager, metrics)
 

@@ -20,16 +20,19 @@ from radixpd.text.tokenizer import load_tokenizer
 
 class Observed:
     def __init__(self):
-        self.tokens, self.ends = 0, 0
+        self.tokens, self.ends, self.retractions = 0, 0, []
 
-    def first_token(self, seconds):
+    def first_token(self, output):
         self.tokens += 1
 
     def next_tokens(self, seconds, count):
         self.tokens += count
 
-    def ended(self, seconds):
+    def ended(self, output):
         self.ends += 1
+
+    def left(self, retractions):
+        self.retractions.append(retractions)
 
 
 @pytest.fixture(scope="module")
