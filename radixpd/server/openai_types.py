@@ -19,7 +19,7 @@ from radixpd.server.replies import warn_unknown
 
 __all__ = ["HARMLESS", "WISHES", "ChatBody", "CompletionBody", "StreamOptions", "Wishes", "split"]
 
-# OpenAI's (and other servers') name -> ours. Where two names mean one thing, the later row wins.
+# OpenAI's (and other servers') name -> ours. Where two names mean one thing, they may not differ.
 SAMPLING_NAMES = {
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
@@ -103,8 +103,11 @@ def split(raw: dict[str, Any], kind: type[Body]) -> tuple[Body, Wishes]:
     sampling: dict[str, Any] = {}
     names: dict[str, str] = {}
     for given, ours in SAMPLING_NAMES.items():
-        if raw.get(given) is not None:
-            sampling[ours], names[ours] = raw[given], given
+        if raw.get(given) is None:
+            continue
+        if ours in sampling and sampling[ours] != raw[given]:
+            raise BadRequest(f"{given} and {names[ours]} mean the same: give one of them, or the same value twice", param=given)
+        sampling[ours], names[ours] = raw[given], given
     for given in SAMPLING_NAMES:
         names.setdefault(SAMPLING_NAMES[given], given)
     options = {name: raw[name] for name in OPTION_NAMES if name in raw}
