@@ -53,7 +53,8 @@ class Stop(msgspec.Struct, tag=True, array_like=True, frozen=True):
 class Control(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A question or order outside the request stream, answered by one `Reply` with the same `id`.
 
-    Actions: `flush_cache`, `state` (counters, page owners, waiting and running requests), `cache_tree` (a `core.tree_view.CacheView`).
+    Actions: `flush_cache`, `state` (counters, page owners, waiting and running requests), `cache_tree` (a `core.tree_view.CacheView`),
+    `pause_abort`, `pause_retract`, `pause_in_place` (answered when no step is in flight), `continue`.
     """
 
     id: int

@@ -23,7 +23,7 @@ import zmq
 from radixpd.config.resolve import Resolved, from_json
 from radixpd.core.effects import ClientEffect, Finished, Prefilled, PromptScored, TokensOut
 from radixpd.core.load import LoadSnapshot
-from radixpd.core.scheduler import Scheduler
+from radixpd.core.scheduler import PAUSE_MODES, Scheduler
 from radixpd.core.tree_view import cache_view
 from radixpd.errors import EngineFailed
 from radixpd.runtime import child
@@ -52,6 +52,7 @@ __all__ = ["Links", "Loop", "batch", "main"]
 LOAD_INTERVAL = 0.05
 HEARTBEAT = 1.0  # seconds after which a load is sent that has not changed
 LINGER_MS = 1000
+PAUSES = {f"pause_{mode}": mode for mode in PAUSE_MODES}
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class Loop:
         self._watchdog = resolved.settings.server.watchdog_timeout
         self._log = StepLog(resolved.settings.scheduler.decode_log_interval)
         self._flushes: list[int] = []  # ids of flushes that have no answer yet
+        self._pauses: list[int] = []  # and of pauses
         self._ready = False
         self._stopping = False
         self._plans = 0
@@ -117,6 +119,7 @@ class Loop:
         self._answer_flushes()
         moved |= self._plan(now)
         self._hand_out()
+        self._answer_pauses()
         self._load_stale |= moved
         self._send_load(now)
         self._check_watchdog(now)
@@ -143,6 +146,9 @@ class Loop:
                 case Control(number, "flush_cache"):
                     self._flushes.append(number)
                     self._answer_flushes()
+                case Control(number, action) if action in PAUSES:
+                    self._scheduler.pause(PAUSES[action], now)
+                    self._pauses.append(number)
                 case Control(number, action):
                     self._links.to_api.send(self._answer(number, action))
                 case Shutdown():
@@ -155,18 +161,30 @@ class Loop:
         if action == "cache_tree":
             view = cache_view(self._scheduler.cache, self._scheduler.table)
             return Reply(number, msgspec.to_builtins(view, builtin_types=(bytes,)))
+        if action == "continue":
+            self._scheduler.resume()
+            return Reply(number, {})
         return Reply(number, {}, f"unknown action {action}")
 
     def _answer_flushes(self) -> None:
         """A flush waits for steps in flight of requests that have ended (a client may flush right after an answer), never for a request."""
-        if self._flushes and (self._scheduler.flush() or self._scheduler.requests):
-            error = "requests are running" if self._scheduler.requests else ""
+        if self._flushes and (self._scheduler.flush() or self._scheduler.in_use):
+            error = "requests are running" if self._scheduler.in_use else ""
             if not error and self._ready:
                 # Before the answer, so that a client that has it reads an empty cache in /metrics.
                 self._links.to_api.send(Load(self._scheduler.load()))
             for number in self._flushes:
                 self._links.to_api.send(Reply(number, {}, error))
             self._flushes.clear()
+
+    def _answer_pauses(self) -> None:
+        """Once the runner is still, and the clients have been told what it did last. A pause that is over is answered too."""
+        if self._pauses and not (self._scheduler.paused and self._scheduler.in_flight):
+            if self._ready:
+                self._links.to_api.send(Load(self._scheduler.load()))
+            for number in self._pauses:
+                self._links.to_api.send(Reply(number, {}))
+            self._pauses.clear()
 
     def _take_from_runner(self, now: float) -> bool:
         moved = False

@@ -247,6 +247,61 @@ def test_flush_waits_for_the_steps_of_a_request_that_has_ended(group: Group) -> 
     group.pump(lambda: any(isinstance(message, Reply) and message.id == 99 and not message.error for message in group.got))
 
 
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_a_pause_is_told_when_the_runner_is_still_and_lasts_until_continue(start: Start, mode: str) -> None:
+    group = start(settings(server=ServerSettings(watchdog_timeout=1)))
+    group.answers = False
+    group.ready()
+    prompt = group.generate("running", [1, 2, 3])
+    group.pump(lambda: bool(group.held))
+    group.api_out.send(Control(99, f"pause_{mode}"))
+    assert group.control("state").body["in_flight"] > 0
+    assert [reply.id for reply in group.of(Reply)] == [1]
+    late = group.generate("late", [4, 5, 6])
+    group.answers = True
+    for plan in group.held:
+        group.answer(Step(plan))
+    group.pump(lambda: any(reply.id == 99 for reply in group.of(Reply)))
+    load = group.of(Load)[-1].load
+    assert (load.paused, load.held) == (True, 2)
+    assert (load.running, load.waiting) == ((1, 1) if mode == "in_place" else (0, 2))
+    before, loads = len(group.output("running")), len(group.of(Load))
+    group.pump(lambda: len(group.of(Load)) == loads + 3)  # longer than the watchdog allows a step
+    assert not group.of(Failed)
+    assert len(group.output("running")) == before
+    group.api_out.send(Control(7, "flush_cache"))
+    group.pump(lambda: any(reply.id == 7 for reply in group.of(Reply)))
+    assert group.of(Reply)[-1].error == ("requests are running" if mode == "in_place" else "")
+    group.api_out.send(Control(8, "continue"))
+    group.pump(lambda: len(group.finished()) == 2)
+    assert group.output("running") == continuation(prompt, GREEDY)
+    assert group.output("late") == continuation(late, GREEDY)
+    group.pump(lambda: not group.of(Load)[-1].load.paused)
+
+
+def test_a_pause_that_aborts_tells_the_ends_first(group: Group) -> None:
+    group.answers = False
+    group.generate("a", [1, 2, 3])
+    group.pump(lambda: bool(group.held))
+    group.api_out.send(Control(99, "pause_abort"))
+    group.answers = True
+    for plan in group.held:
+        group.answer(Step(plan))
+    group.pump(lambda: bool(group.of(Reply)))
+    assert group.finished()["a"].finish.message == "aborted by a pause"
+    assert group.finished()["a"].finish.status == 499
+
+
+def test_shutdown_of_a_paused_scheduler_waits_for_continue_or_aborts(group: Group) -> None:
+    assert group.control("pause_in_place").error == ""
+    group.generate("a", [1, 2, 3])
+    group.api_out.send(Shutdown())
+    assert group.control("state").body["requests"]
+    group.api_out.send(Abort("a"))
+    group.pump(lambda: group.shut_down)
+    assert group.end()[0] == 0
+
+
 def test_abort_and_stop_end_a_request_once(group: Group) -> None:
     group.answers = False
     prompt = group.generate("stopped", [1, 2, 3])
