@@ -66,15 +66,15 @@ class Body:
 class Doc:
     """One operation. Errors that every route can have (401 with keys, 500, those of a body) need not be named.
 
-    `answer`: the type of the answer, or None for text; `media`: its content type; `events`: the type of one event where
-    `stream` is true; `others`: statuses whose body is not the error shape, with the type of it; `errors`: statuses that are.
+    `answer`: the type of the answer, or None for text; `media`: its content types; `parameters`: schemas of query parameters, and of those
+    parts of the path that are not any text; `events`: the type of one event where `stream` is true; `others`: statuses whose body is not the error shape, with the type of it; `errors`: statuses that are.
     """
 
     summary: str
     answer: Any = None
-    media: str = JSON_TYPE
+    media: tuple[str, ...] = (JSON_TYPE,)
     body: Body | None = None
-    query: Mapping[str, Schema] = field(default_factory=dict)
+    parameters: Mapping[str, Schema] = field(default_factory=dict)
     events: Any = None
     others: Mapping[int, Any] = field(default_factory=dict)
     errors: tuple[int, ...] = ()

@@ -79,7 +79,7 @@ async def model_info(request: web.Request) -> web.Response:
     return json_reply(
         {
             "model_path": model.model_path,
-            "tokenizer_path": model.tokenizer_path or model.model_path,
+            "tokenizer_path": resolved.tokenizer_directory,
             "served_model_name": resolved.served_name,
             "is_generation": True,
             "has_chat_template": service.manager.template is not None,
@@ -117,5 +117,5 @@ DOCS = {
     server_info: Doc("Settings without secrets, sizes, load, state", answer=ServerInfo, errors=(503,)),
     model_info: Doc("The model", answer=ModelInfo),
     get_load: Doc("The scheduler's latest load", answer=LoadSnapshot),
-    metrics: Doc("Prometheus text", media="text/plain", errors=(404,)),
+    metrics: Doc("Prometheus text", media=("text/plain",), errors=(404,)),
 }

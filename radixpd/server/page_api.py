@@ -145,7 +145,12 @@ async def cache_tree(request: web.Request) -> web.Response:
 
 ROUTES = (web.get("/", index), web.get("/page/{name}", page_file), web.get("/cache_tree", cache_tree))
 DOCS = {
-    index: Doc("The web page", media="text/html"),
-    page_file: Doc("A file of the web page", media="text/plain", errors=(404,)),
+    index: Doc("The web page", media=("text/html",)),
+    page_file: Doc(
+        "A file of the web page",
+        media=(TYPES[".css"], TYPES[".js"], TYPES[".svg"]),
+        parameters={"name": {"enum": list(PAGE_FILES)}},
+        errors=(404,),
+    ),
     cache_tree: Doc("Owners of the KV pages, and the latest nodes of the radix tree", answer=CacheTree, errors=(503,)),
 }
