@@ -67,7 +67,8 @@ class Doc:
     """One operation. Errors that every route can have (401 with keys, 500, those of a body) need not be named.
 
     `answer`: the type of the answer, or None for text; `media`: its content types; `parameters`: schemas of query parameters, and of those
-    parts of the path that are not any text; `events`: the type of one event where `stream` is true; `others`: statuses whose body is not the error shape, with the type of it; `errors`: statuses that are.
+    parts of the path that are not any text; `events`: the type of one event where `stream` is true; `others`: statuses whose body is not
+    the error shape, with the type of it; `errors`: statuses that are.
     """
 
     summary: str
