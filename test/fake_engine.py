@@ -211,6 +211,9 @@ class FakeEngine:
             self._sender.send(Reply(number, {"running": len(self._samples)}))
         elif action == "flush_cache":
             self._sender.send(Reply(number, {}, "requests are running" if self._samples else ""))
+        elif action in ("pause_abort", "pause_retract", "pause_in_place", "continue"):
+            (self.release if action == "continue" else self.hold)()
+            self._sender.send(Reply(number, {}))
 
     def _turn_soon(self) -> None:
         if not self._turning and not self._held:

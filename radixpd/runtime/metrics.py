@@ -52,6 +52,7 @@ GAUGES = (
     _Row("num_running_reqs", "Requests that hold a slot", lambda v: v.load.running),
     _Row("num_queue_reqs", "Requests that wait", lambda v: v.load.waiting),
     _Row("num_retracted_reqs", "Of those, requests that ran before and gave their pages back", lambda v: v.load.retracted),
+    _Row("num_paused_reqs", "Requests that /pause_generation holds up", lambda v: v.load.held),
     _Row("max_running_requests", "Slots", lambda v: v.load.max_running),
     _Row("num_used_tokens", "Tokens of KV pages that a request owns or locks", lambda v: v.load.used_tokens),
     _Row("max_total_num_tokens", "Tokens that the KV pool holds", lambda v: v.load.pages * v.load.page_size),

@@ -257,6 +257,18 @@ class Flushed(TypedDict):
     success: Literal[True]
 
 
+class Paused(TypedDict):
+    """The runner is still."""
+
+    success: Literal[True]
+
+
+class Continued(TypedDict):
+    """Requests run again."""
+
+    success: Literal[True]
+
+
 class Aborted(TypedDict):
     """How many outputs were open and are being ended."""
 
