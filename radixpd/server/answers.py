@@ -219,9 +219,20 @@ class Tokenized(TypedDict):
 
 
 class Detokenized(TypedDict):
-    """The text of ids, or of each list of ids."""
+    """The text of ids, or of each list of ids; `prompt` is the same under vLLM's name."""
 
     text: str | list[str]
+    prompt: str | list[str]
+
+
+class TokenizerInfo(TypedDict):
+    """The tokenizer's special tokens as texts, the default chat template, and the longest prompt."""
+
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+    vocab_size: int
+    model_max_length: int
 
 
 class Health(TypedDict):
@@ -231,7 +242,7 @@ class Health(TypedDict):
 
 
 class ModelInfo(TypedDict):
-    """The model."""
+    """The model; `tokenizer_path` is the folder of plain tokenizer files, for clients on this machine."""
 
     model_path: str
     tokenizer_path: str

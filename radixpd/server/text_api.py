@@ -1,6 +1,6 @@
-"""Text to ids and back: `/tokenize` and `/detokenize`, with the served model's tokenizer and chat template.
+"""Text to ids and back, with the served model's tokenizer and chat template, so that a client needs no tokenizer files of its own.
 
-Called by the application's router.
+Fields are named as in SGLang and in vLLM: either's clients find theirs. Called by the application's router.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from aiohttp import web
 
 from radixpd.errors import BadRequest
 from radixpd.runtime.admission import read
-from radixpd.server.answers import Detokenized, Tokenized
+from radixpd.server.answers import Detokenized, Tokenized, TokenizerInfo
 from radixpd.server.chat import MESSAGES, rendered
 from radixpd.server.docs import TOKEN_IDS, Body, Doc, exactly_one, or_null
 from radixpd.server.replies import json_reply, read_object
@@ -83,7 +83,23 @@ async def detokenize(request: web.Request) -> web.Response:
         if ids and not 0 <= min(ids) <= max(ids) < top:
             raise BadRequest(f"tokens: ids must be between 0 and {top - 1}", param="tokens")
     texts = [manager.tokenizer.decode(ids, skip_special=body.skip_special_tokens) for ids in lists]
-    return json_reply({"text": texts if many else texts[0]})
+    text = texts if many else texts[0]
+    return json_reply({"text": text, "prompt": text})
+
+
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """GET /tokenizer_info."""
+    service = service_of(request)
+    tokenizer, template = service.manager.tokenizer, service.manager.template
+    return json_reply(
+        {
+            "bos_token": None if tokenizer.bos_id is None else tokenizer.token_text(tokenizer.bos_id),
+            "eos_token": tokenizer.token_text(tokenizer.eos_ids[0]) if tokenizer.eos_ids else None,
+            "chat_template": None if template is None else template.source,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": service.resolved.longest_request,
+        }
+    )
 
 
 ROUTES = (
@@ -91,6 +107,7 @@ ROUTES = (
     web.post("/v1/tokenize", tokenize),
     web.post("/detokenize", detokenize),
     web.post("/v1/detokenize", detokenize),
+    web.get("/tokenizer_info", tokenizer_info),
 )
 DOCS = {
     tokenize: Doc(
@@ -106,4 +123,5 @@ DOCS = {
         answer=Detokenized,
         body=Body(DetokenizeBody, fields={"tokens": {"anyOf": [ANY_IDS, {"type": "array", "items": ANY_IDS}]}}),
     ),
+    tokenizer_info: Doc("Special tokens and chat template", answer=TokenizerInfo),
 }
