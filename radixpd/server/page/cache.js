@@ -1,7 +1,7 @@
 // The live view of the cache: asks /cache_tree every second while somebody can see it, and slower while it fails.
 
 import { askJson } from "./api.js";
-import { byId, count, element, percent } from "./elements.js";
+import { byId, count, element, many, percent } from "./elements.js";
 import { PoolMap } from "./pool.js";
 import { TreeView } from "./tree.js";
 
@@ -89,6 +89,6 @@ export class CacheView {
 
 function treeSize(view) {
   const shown = `${count(view.pages.tree * view.page_size)} tokens`;
-  if (!view.hidden_pages) return `${shown} in ${count(view.nodes.length)} nodes`;
+  if (!view.hidden_pages) return `${shown} in ${many(view.nodes.length, "node")}`;
   return `${shown}; the latest ${count(view.nodes.length)} nodes, ${count(view.hidden_pages * view.page_size)} tokens in others`;
 }

@@ -2,7 +2,7 @@
 // A turn that failed stays to be seen but is not sent again. One answer at a time.
 
 import { ask, askJson, events } from "./api.js";
-import { byId, count, element, many, percent } from "./elements.js";
+import { byId, count, element, percent } from "./elements.js";
 import { promptView } from "./prompt.js";
 
 const NEAR_END = 80; // pixels: whoever has scrolled further up is reading and is left there
@@ -135,14 +135,15 @@ class TurnView {
   }
 
   figures(times, usage, finish) {
-    const facts = times.first ? [["first token", `${((times.first - times.sent) / 1000).toFixed(2)} s`]] : [];
+    const facts = times.first ? [["TTFT", `${((times.first - times.sent) / 1000).toFixed(2)} s`]] : [];
     const rate = ((usage?.completion_tokens ?? 0) - 1) / ((times.last - times.first) / 1000);
     if (Number.isFinite(rate) && rate > 0) facts.push(["tokens/s", rate < 10 ? rate.toFixed(1) : rate.toFixed(0)]);
     if (usage) {
-      facts.push(["prompt", many(usage.prompt_tokens, "token")], ["cached", cachedText(usage)], ["answer", many(usage.completion_tokens, "token")]);
+      const { prompt_tokens: prompt, completion_tokens: answer } = usage;
+      facts.push(["prompt tokens", count(prompt)], ["cached", cachedText(usage)], ["answer tokens", count(answer)]);
     }
-    if (finish) facts.push(["end", finish]);
-    this.facts.replaceChildren(...facts.map(([name, value]) => element("li", { "data-fact": name }, element("b", {}, value), ` ${name}`)));
+    if (finish) facts.push(["finish", finish]);
+    this.facts.replaceChildren(...facts.map(([name, value]) => element("li", { "data-fact": name }, `${name} `, element("b", {}, value))));
   }
 
   end(times, usage, finish) {

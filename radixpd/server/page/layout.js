@@ -1,6 +1,6 @@
 // Where the bars of the tree go, and which of them hold a conversation. Pure: numbers in, numbers out.
 
-const LEAST = 8; // pixels: the shortest node can still be hit
+const BASE = [6, 40]; // pixels that every bar gets before its tokens count, least and most: short nodes can be seen and hit
 
 /**
  * Places in drawing order, parents first: {node, level, start, x, width, row, end} for a node, {space, row, end} for the heading of a
@@ -9,14 +9,14 @@ const LEAST = 8; // pixels: the shortest node can still be hit
 export function layOut(nodes, mine, width) {
   const below = byParent(nodes);
   for (const siblings of below.values()) siblings.sort((a, b) => mine.has(b.id) - mine.has(a.id) || b.id - a.id);
-  const scale = width / Math.max(1, deepest(nodes));
+  const widthOf = widths(nodes, width);
   const spaces = groupBy(below.get(null) ?? [], (node) => node.namespace);
   const headings = spaces.size > 1 || !spaces.has("");
   const places = [];
   let row = 0;
 
   const put = (node, level, start, x) => {
-    const place = { node, level, start, x, width: Math.max(LEAST, node.tokens * scale), row, end: row };
+    const place = { node, level, start, x, width: widthOf(node), row, end: row };
     places.push(place);
     for (const child of below.get(node.id) ?? []) put(child, level + 1, start + node.tokens, x + place.width);
     if (row === place.row) row += 1;
@@ -58,11 +58,18 @@ function byParent(nodes) {
   return groupBy(nodes, (node) => node.parent);
 }
 
-function deepest(nodes) {
-  const ends = new Map();
+/** A bar's width is a base and its share of the rest, such that the longest path just fits. */
+function widths(nodes, width) {
+  const paths = new Map(); // node id -> [nodes, tokens] down to its end
   // Parents come first.
-  for (const node of nodes) ends.set(node.id, (ends.get(node.parent) ?? 0) + node.tokens);
-  return Math.max(0, ...ends.values());
+  for (const node of nodes) {
+    const [levels, tokens] = paths.get(node.parent) ?? [0, 0];
+    paths.set(node.id, [levels + 1, tokens + node.tokens]);
+  }
+  const ends = [...paths.values()];
+  const base = Math.min(BASE[1], Math.max(BASE[0], (0.4 * width) / Math.max(1, ...ends.map(([levels]) => levels))));
+  const scale = Math.min(...ends.map(([levels, tokens]) => Math.max(0, width - levels * base) / tokens));
+  return (node) => base + node.tokens * scale;
 }
 
 function groupBy(items, key) {

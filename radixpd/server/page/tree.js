@@ -4,8 +4,10 @@
 import { count, element, many } from "./elements.js";
 import { layOut, pathOf } from "./layout.js";
 
-const ROW = 24; // pixels
+const ROW = 26; // pixels
+const LINE = 17; // of text in a bar of several rows
 const GAP = 2;
+const LONG_AGO = 2000; // look-ups of the tree
 
 /** `frame` scrolls around `root`; `details` tells about the bar that has the focus or the pointer. */
 export class TreeView {
@@ -38,7 +40,6 @@ export class TreeView {
     if (!this.view) return;
     const mine = pathOf(this.view.nodes, this.chat);
     this.placed = layOut(this.view.nodes, mine, this.frame.clientWidth);
-    const oldest = Math.max(1, ...this.view.nodes.map((node) => node.age));
     const before = this.bars;
     this.bars = new Map();
     const order = [];
@@ -49,7 +50,7 @@ export class TreeView {
       }
       const bar = before.get(place.node.id) ?? this.#newBar();
       this.bars.set(place.node.id, bar);
-      update(bar, place, mine.has(place.node.id), oldest, this.view.texts);
+      update(bar, place, mine.has(place.node.id), this.view.texts);
       order.push(bar);
     }
     this.#arrange(order);
@@ -94,11 +95,11 @@ export class TreeView {
       `position ${count(place.start)}`,
       node.locks ? `locked by ${many(node.locks, "request")}` : "not locked",
       `found ${many(node.hits, "time")}`,
-      node.age ? `last used ${many(node.age, "step")} of the tree ago` : "used last",
-      many(node.children, "branch").replace("branchs", "branches"),
+      node.age ? `last used ${many(node.age, "look-up")} ago` : "used last",
+      node.children ? `${count(node.children)} below it` : "a leaf",
     ];
-    const text = node.preview === null ? "Texts are left out: several keys share this server." : node.preview;
-    const next = [element("pre", {}, text), element("p", { class: "soft" }, facts.join(" · "))];
+    const text = node.preview === null ? "Texts are left out: several keys share this server." : oneLine(node.preview);
+    const next = [element("pre", {}, text), element("ul", { class: "facts" }, ...facts.map((fact) => element("li", {}, fact)))];
     if (this.details.textContent !== next.map((each) => each.textContent).join("")) this.details.replaceChildren(...next);
   }
 
@@ -120,19 +121,20 @@ export class TreeView {
   }
 }
 
-function update(bar, place, mine, oldest, texts) {
+function update(bar, place, mine, texts) {
   const { node } = place;
   bar.dataset.id = node.id;
   bar.style.left = `${place.x}px`;
   bar.style.top = `${place.row * ROW}px`;
   bar.style.width = `${place.width - GAP}px`;
   bar.style.height = `${(place.end - place.row) * ROW - GAP}px`;
-  // Age on a logarithmic scale: what was used a moment ago differs, what is old looks alike.
-  bar.style.setProperty("--fresh", (1 - Math.log1p(node.age) / Math.log1p(oldest)).toFixed(2));
+  bar.style.setProperty("--fresh", node.locks ? 1 : freshness(node.age).toFixed(2));
   bar.classList.toggle("locked", node.locks > 0);
   bar.classList.toggle("mine", mine);
   bar.classList.toggle("narrow", place.width < 40);
-  const text = node.preview === null ? many(node.tokens, "token") : oneLine(node.preview);
+  bar.classList.toggle("roomy", place.width >= 100 && place.end - place.row > 1);
+  bar.firstChild.style.webkitLineClamp = Math.max(1, Math.floor(((place.end - place.row) * ROW - GAP - 6) / LINE));
+  const text = node.preview === null ? many(node.tokens, "token") : oneLine(withoutMarks(node.preview));
   if (bar.firstChild.textContent !== text) bar.firstChild.textContent = text;
   bar.setAttribute("aria-level", place.level);
   bar.setAttribute(
@@ -146,5 +148,11 @@ function spaceLabel(place) {
   label.style.top = `${place.row * ROW}px`;
   return label;
 }
+
+/** 1 for what was used last, 0 for what is long ago; on a logarithmic scale, since old nodes may look alike. */
+const freshness = (age) => Math.max(0, 1 - Math.log1p(age) / Math.log1p(LONG_AGO));
+
+/** Without the template's marks such as <|im_start|>: they stand in every node and say little. */
+const withoutMarks = (text) => text.replace(/<\|[^|]*(\||$)>?/g, "").trim() || text;
 
 const oneLine = (text) => text.replace(/\s*\n\s*/g, " ↵ ").trim() || "(blank)";
