@@ -62,6 +62,7 @@ class Generated(TypedDict):
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
+    prompt_token_ids: NotRequired[list[int]]
     index: NotRequired[int]
 
 
@@ -95,6 +96,8 @@ class CompletionChoice(TypedDict):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
+    prompt_token_ids: NotRequired[list[int]]
+    token_ids: NotRequired[list[int]]
     finish_reason: Literal["stop", "length"] | None
     matched_stop: NotRequired[int | str | None]
 
@@ -148,6 +151,7 @@ class ChatChoice(TypedDict):
     index: int
     message: ChatAnswer
     logprobs: ChatLogprobs | None
+    token_ids: NotRequired[list[int]]
     finish_reason: Literal["stop", "length"]
     matched_stop: int | str | None
 
@@ -159,6 +163,7 @@ class ChatCompletion(TypedDict):
     object: Literal["chat.completion"]
     created: int
     model: str
+    prompt_token_ids: NotRequired[list[int]]
     choices: list[ChatChoice]
     usage: UsageCount
 
@@ -176,6 +181,7 @@ class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
+    token_ids: NotRequired[list[int]]
     finish_reason: Literal["stop", "length"] | None
     matched_stop: NotRequired[int | str | None]
 
@@ -187,6 +193,7 @@ class ChatChunk(TypedDict):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    prompt_token_ids: NotRequired[list[int]]
     choices: list[ChatChunkChoice]
     usage: NotRequired[UsageCount | None]
 
@@ -219,7 +226,7 @@ class Tokenized(TypedDict):
 
 
 class Detokenized(TypedDict):
-    """The text of ids, or of each list of ids; `prompt` is the same under vLLM's name."""
+    """The text of ids, or of each list of ids; `prompt` (vLLM's name) always spells special tokens out: it stands for the same ids."""
 
     text: str | list[str]
     prompt: str | list[str]

@@ -82,9 +82,12 @@ async def detokenize(request: web.Request) -> web.Response:
     for ids in lists:
         if ids and not 0 <= min(ids) <= max(ids) < top:
             raise BadRequest(f"tokens: ids must be between 0 and {top - 1}", param="tokens")
-    texts = [manager.tokenizer.decode(ids, skip_special=body.skip_special_tokens) for ids in lists]
-    text = texts if many else texts[0]
-    return json_reply({"text": text, "prompt": text})
+    decode = manager.tokenizer.decode
+    found = {
+        "text": [decode(ids, skip_special=body.skip_special_tokens) for ids in lists],
+        "prompt": [decode(ids, skip_special=False) for ids in lists],
+    }
+    return json_reply(found if many else {name: texts[0] for name, texts in found.items()})
 
 
 async def tokenizer_info(request: web.Request) -> web.Response:

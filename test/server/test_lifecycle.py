@@ -261,6 +261,7 @@ async def test_tokenize_and_back(api) -> None:
     assert await api.post("/v1/detokenize", {"tokens": many["tokens"]}) == {"text": ["a", "bc"], "prompt": ["a", "bc"]}
     chat = await api.post("/tokenize", {"messages": [{"role": "user", "content": "x"}]})
     assert (await api.post("/detokenize", {"tokens": chat["tokens"]}))["text"] == "<user>x\n<assistant>"
+    assert await api.post("/detokenize", {"tokens": [EOS]}) == {"text": "", "prompt": "</s>"}
     shown = await api.post("/detokenize", {"tokens": [EOS], "skip_special_tokens": False})
     assert shown["text"] == "</s>"
     for bad in ({}, {"text": "a", "prompt": "b"}, {"text": 5}):
