@@ -46,7 +46,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except RadixpdError as error:
-        return error_reply(error)
+        return await _failed(request, error)
     except web.HTTPException as error:
         headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
         message = (
@@ -58,13 +58,18 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise
     except Exception:
         logger.exception("%s %s failed", request.method, request.path)
-        started = request.get(STREAM)
-        if started is None:
-            return status_reply(500, INTERNAL)
-        assert isinstance(started, web.StreamResponse)
-        await started.write(event(error_body(EngineFailed(INTERNAL))))
-        await started.write_eof()
-        return started
+        return await _failed(request, EngineFailed(INTERNAL))
+
+
+async def _failed(request: web.Request, error: RadixpdError) -> web.StreamResponse:
+    """The error as an answer, or as the last event of a stream that has begun."""
+    started = request.get(STREAM)
+    if started is None:
+        return error_reply(error)
+    assert isinstance(started, web.StreamResponse)
+    await started.write(event(error_body(error)))
+    await started.write_eof()
+    return started
 
 
 @web.middleware

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from radixpd.errors import BadRequest
 from radixpd.runtime.fields import LATER, Options, Sampling
 from radixpd.runtime.messages import Generate
 from radixpd.server.native_api import GenerateBody
@@ -301,3 +302,12 @@ async def test_a_bug_is_500_without_details(api, monkeypatch) -> None:
     text = await response.text()
     assert "secret" not in text
     assert json.loads(text)["error"]["type"] == "server_error"
+
+
+async def test_an_error_in_a_stream_is_its_last_event(api, monkeypatch) -> None:
+    def broken(*args):
+        raise BadRequest("too late")
+
+    monkeypatch.setattr("radixpd.server.openai_api._CompletionFrames.frame", broken)
+    events = await api.events("/v1/completions", {"prompt": "a"})
+    assert [event["error"]["message"] for event in events] == ["too late"]
