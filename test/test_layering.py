@@ -37,7 +37,10 @@ TORCH_PROCESSES = (
     "runtime.process_group",
     "runtime.model_files",
 )
-FOR_SERVER = ("client", "messages", "metrics", "output", "admission", "tokenizer_manager", "child", "request_log", "crash_dump")
+FOR_SERVER = (
+    "client", "messages", "metrics", "output", "admission", "defaults", "tokenizer_manager", "child", "off_loop", "request_log",
+    "crash_dump",
+)  # fmt: skip
 TORCH_SIDE = (
     "torch",
     "safetensors",

@@ -43,6 +43,7 @@ class Client:
     def __init__(self, directory: str, *, watchdog: float = 300.0) -> None:
         addresses = Addresses(directory)
         self.outputs: dict[str, Output] = {}
+        self.groups: dict[str, set[str]] = {}  # a client's rid -> the rids of its outputs
         self.unstarted: set[str] = set()  # rids whose prompt is not computed yet
         self.load = LoadSnapshot()
         self.ready = asyncio.Event()
@@ -78,6 +79,7 @@ class Client:
         for output in outputs:
             assert output.rid not in self.outputs
             self.outputs[output.rid] = output
+            self.groups.setdefault(output.group, set()).add(output.rid)
             self.unstarted.add(output.rid)
         self._idle.clear()
         self._sender.send(message)
@@ -122,6 +124,7 @@ class Client:
         self.failed.set()
         outputs = list(self.outputs.values())
         self.outputs.clear()
+        self.groups.clear()
         self.unstarted.clear()
         for output in outputs:
             output.fail(message)
@@ -208,6 +211,7 @@ class Client:
         for finished in batch.finished:
             self.unstarted.discard(finished.rid)
             if (output := outputs.pop(finished.rid, None)) is not None:
+                self._leave_group(output)
                 output.end(finished)
                 changed[finished.rid] = output
         for output in changed.values():
@@ -215,3 +219,9 @@ class Client:
                 self._sender.send(stop)
         if not outputs:
             self._idle.set()
+
+    def _leave_group(self, output: Output) -> None:
+        group = self.groups[output.group]
+        group.discard(output.rid)
+        if not group:
+            del self.groups[output.group]

@@ -22,6 +22,7 @@ from radixpd.config.resolve import Resolved, read_machine_facts, read_model_fact
 from radixpd.config.settings import Settings
 from radixpd.errors import ConfigError
 from radixpd.runtime.child import Launch, log_to_stderr
+from radixpd.runtime.defaults import defaults_of
 from radixpd.runtime.model_files import prepare_in_child
 from radixpd.runtime.process_group import API, ProcessGroup
 
@@ -107,7 +108,7 @@ def private_directory() -> Iterator[str]:
 def decide(settings: Settings) -> Resolved:
     """Look at the model and the machine, and replace every "decide for me" of the settings."""
     files = prepare_in_child(settings.model)
-    return resolve(
+    resolved = resolve(
         settings,
         directory=files.directory,
         tokenizer_directory=files.tokenizer_directory,
@@ -115,3 +116,5 @@ def decide(settings: Settings) -> Resolved:
         machine=read_machine_facts(),
         seed=secrets.randbits(62),
     )
+    defaults_of(resolved)  # refuses what no request could ask for
+    return resolved

@@ -34,16 +34,19 @@ SAMPLING_NAMES = {
     "repetition_penalty": "repetition_penalty",
     "logit_bias": "logit_bias",
     "stop": "stop",
+    "stop_regex": "stop_regex",
     "stop_token_ids": "stop_token_ids",
     "ignore_eos": "ignore_eos",
     "n": "n",
-    "seed": "seed",
+    "seed": "sampling_seed",
+    "sampling_seed": "sampling_seed",
     "skip_special_tokens": "skip_special_tokens",
     "spaces_between_special_tokens": "spaces_between_special_tokens",
     "include_stop_str_in_output": "no_stop_trim",
     "no_stop_trim": "no_stop_trim",
+    "stream_interval": "stream_interval",
 }
-OPTION_NAMES = frozenset(("rid", "priority", "extra_key", "cache_salt"))
+OPTION_NAMES = frozenset(("rid", "priority", "extra_key", "cache_salt", "truncate_prompt_tokens", "no_logs", "log_metrics"))
 WISHES = {**SAMPLING_NAMES, **{name: name for name in sorted(OPTION_NAMES)}}  # for the description of the routes
 HARMLESS = frozenset(
     ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"]
@@ -60,13 +63,21 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class CompletionBody(msgspec.Struct, kw_only=True):
-    """What only `/v1/completions` reads."""
+    """What only `/v1/completions` reads. A list of names, priorities, keys or salts holds one for each prompt."""
 
     model: str | None = None
     prompt: str | list[Any]
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    rid: str | list[str] | None = None
+    priority: int | list[int] | None = None
+    extra_key: str | list[str] | None = None
+    cache_salt: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -81,6 +92,11 @@ class ChatBody(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

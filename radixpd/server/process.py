@@ -23,8 +23,8 @@ from aiohttp import web
 from radixpd.config.resolve import Resolved, from_json
 from radixpd.errors import EngineFailed
 from radixpd.runtime import child
-from radixpd.runtime.admission import Limits
 from radixpd.runtime.client import Client
+from radixpd.runtime.defaults import defaults_of, limits_of
 from radixpd.runtime.metrics import Metrics, View
 from radixpd.runtime.request_log import RequestLog
 from radixpd.runtime.tokenizer_manager import TokenizerManager
@@ -79,14 +79,10 @@ def build_service(resolved: Resolved, client: Client) -> Service:
         client,
         load_tokenizer(directory, model_directory=resolved.directory),
         load_chat_template(directory, override=resolved.settings.model.chat_template),
-        Limits(
-            vocab_size=resolved.model.vocab_size,
-            context_length=resolved.context_length,
-            pool_tokens=resolved.pool_tokens,
-            max_running=resolved.max_running,
-        ),
+        limits_of(resolved),
         metrics,
         seed=resolved.seed,
+        defaults=defaults_of(resolved),
         max_queued=resolved.settings.scheduler.max_queued_requests,
         request_log=RequestLog(observe),
     )

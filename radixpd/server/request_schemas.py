@@ -9,7 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from radixpd.runtime.admission import LATER, MAX_BIAS, MAX_LIST, MAX_NAME, MAX_SAMPLES, MAX_STOP_LENGTH, NOTHING, RANGES, Limits
+from radixpd.runtime.admission import (
+    LATER,
+    MAX_BIAS,
+    MAX_LIST,
+    MAX_NAME,
+    MAX_PATTERN,
+    MAX_PATTERNS,
+    MAX_SAMPLES,
+    MAX_STOP_LENGTH,
+    NOTHING,
+    RANGES,
+    TOKENS,
+    Limits,
+)
 from radixpd.server.docs import Body, Schema, ref
 
 __all__ = ["Ranges", "body_schema", "fixed_schemas", "ranges_of", "sampling_schema"]
@@ -18,11 +31,12 @@ Ranges = Mapping[str, tuple[float, float]]
 
 LENGTHS: Ranges = {
     "stop": (1, MAX_STOP_LENGTH),
+    "stop_regex": (1, MAX_PATTERN),
     "rid": (1, MAX_NAME),
     "extra_key": (0, MAX_NAME),
     "cache_salt": (0, MAX_NAME),
 }  # of strings
-COUNTS = {"stop": MAX_LIST, "stop_token_ids": MAX_LIST, "token_ids_logprob": MAX_LIST}  # of lists
+COUNTS = {"stop": MAX_LIST, "stop_regex": MAX_PATTERNS, "stop_token_ids": MAX_LIST, "token_ids_logprob": MAX_LIST}  # of lists
 IDS = ("stop_token_ids", "token_ids_logprob")
 NOTES = {
     "max_new_tokens": "prompt and output together must fit this server; without it a default that is cut to what fits",
@@ -36,6 +50,11 @@ NOTES = {
     "cache_salt": "requests share cached prefixes only where extra_key and cache_salt are equal",
     "logprob_start_len": "first prompt position that is scored, at most the prompt's length; -1: none",
     "no_stop_trim": "what stopped the output stays in its text",
+    "stop_regex": "Python's syntax, without look-around, back-references and $; ends the output where it first matches",
+    "stream_interval": "least tokens of a streamed chunk; default: --stream-interval",
+    "truncate_prompt_tokens": "keep the last so many tokens of the prompt; -1: as many as leave room for the output",
+    "no_logs": "keep this request out of the request log",
+    "log_metrics": "false: keep it out of the latencies of /metrics",
     "stream": "answer with server-sent events",
 }
 REPLACED: dict[str, Schema] = {
@@ -46,6 +65,7 @@ REPLACED: dict[str, Schema] = {
         "maxProperties": MAX_BIAS,
     },
     "spaces_between_special_tokens": {"enum": [True, None]},
+    "truncate_prompt_tokens": {"anyOf": [{"enum": [-1, None]}, {"type": "integer", "minimum": 1, "maximum": TOKENS}]},
 }
 NULLS: Schema = {"type": "object", "additionalProperties": {"type": "null"}}
 UNSERVED = "of a feature that is not served: must ask for nothing"
@@ -53,7 +73,9 @@ UNSERVED = "of a feature that is not served: must ask for nothing"
 
 def ranges_of(limits: Limits) -> Ranges:
     """Admission's ranges on this server."""
-    return {**RANGES, "n": (1, min(MAX_SAMPLES, limits.max_running)), "max_new_tokens": (0, limits.longest - 1)}
+    most = TOKENS if limits.auto_truncate else limits.longest - 1
+    samples = (1, min(MAX_SAMPLES, limits.max_running))
+    return {**RANGES, "n": samples, "best_of": samples, "max_new_tokens": (0, most)}
 
 
 def fixed_schemas(limits: Limits) -> dict[str, Schema]:
