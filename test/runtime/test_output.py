@@ -15,6 +15,7 @@ from radixpd.errors import BadRequest, EngineFailed, Overloaded
 from radixpd.runtime.messages import Stop
 from radixpd.runtime.output import Output
 from radixpd.text.detokenizer import Detokenizer
+from radixpd.text.stop import StopRules
 from radixpd.text.tokenizer import load_tokenizer
 
 
@@ -44,7 +45,7 @@ def make(tokenizer, *, stop=(), keep_stop=False):
     wakes = []
     output = Output(
         rid="r", group="r", sample=0, prompt=np.array([1], dtype=np.int32), keep_stop=keep_stop, observer=Observed(),
-        detokenizer=Detokenizer(tokenizer, stop=stop, keep_stop=keep_stop), wake=wakes.append,
+        detokenizer=Detokenizer(tokenizer, rules=StopRules(stop), keep_stop=keep_stop), wake=wakes.append,
     )  # fmt: skip
     return output, wakes
 
