@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import uvloop
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from benchmark import report
 from benchmark.backends import BACKENDS, CHAT, Ask, Backend
