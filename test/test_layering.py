@@ -94,7 +94,8 @@ ROWS = (
         external=("aiohttp", "uvloop", "zmq", "msgspec", "prometheus_client"),
     ),
     Row(("planner",), internal=("core", "mini_lb")),
-    Row(("llm",), internal=("launch_server", "config", "core", "text", "runtime", "server"), external=("tqdm",)),
+    Row(("offline",), internal=("config", "core", "text", "runtime", "server"), external=("msgspec",), never=TORCH_PROCESSES),
+    Row(("llm",), internal=("launch_server", "offline", "config", "core", "text", "runtime", "server"), external=("tqdm",)),
     Row(("launch_server", "launch_pd"), internal=(*LOWER, "runtime", "server", "mini_lb")),
     Row(("",)),
 )
@@ -215,7 +216,7 @@ def test_what_the_table_allows_passes(module: str, source: str) -> None:
 
 def test_processes_without_torch_load_none() -> None:
     """Importing whatever the API and scheduler processes are made of loads neither torch nor transformers."""
-    light = ("runtime", "server", "text", "config", "core", "mini_lb", "launch_server", "llm")
+    light = ("runtime", "server", "text", "config", "core", "mini_lb", "launch_server", "offline", "llm")
     names = [
         f"radixpd.{name}" for name in modules() if under(name, light) and not under(name, TORCH_PROCESSES) and not name.endswith("__main__")
     ]

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class Embedded:
-    """Starts at once, and is ready when the constructor returns. `directory` is private to this engine and goes with it."""
+    """Its processes start with it; `wait_ready` comes before any work. `directory` is private to this engine and goes with it."""
 
     client: Client
 
@@ -65,6 +65,10 @@ class Embedded:
         except BaseException:
             self.stop()
             raise
+
+    def wait_ready(self) -> None:
+        """Wait until the engine takes work. What it cannot be started with is a `ConfigError`."""
+        self.call(self._opened())
 
     def call(self, work: Coroutine[Any, Any, Value], *, tick: Callable[[], None] | None = None) -> Value:
         """Run `work` on the loop and wait for it, from any other thread. `tick` is called now and then while it runs.
@@ -123,11 +127,12 @@ class Embedded:
         self._loop.close()
 
     async def _start(self) -> None:
-        """Start the processes; returns when they are ready."""
         self._refused = asyncio.Event()
         self.client = Client(self._directory, watchdog=self._resolved.settings.server.watchdog_timeout)
         self._cleanup.callback(self.client.close)
         self._spawn()
+
+    async def _opened(self) -> None:
         waits = [self._loop.create_task(event.wait()) for event in (self.client.ready, self.client.failed, self._refused)]
         try:
             # No deadline: weights may take long, and a process that dies before it is ready ends the wait.

@@ -26,7 +26,7 @@ from radixpd.runtime.defaults import defaults_of
 from radixpd.runtime.model_files import prepare_in_child
 from radixpd.runtime.process_group import API, ProcessGroup
 
-__all__ = ["bind", "decide", "private_directory", "serve", "start", "start_engine"]
+__all__ = ["bind", "decide", "new_directory", "private_directory", "serve", "start", "start_engine"]
 
 BACKLOG = 1024
 LONGEST_IPC_DIRECTORY = 80  # a socket's path may have 107 bytes in all
@@ -92,13 +92,18 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-@contextmanager
-def private_directory() -> Iterator[str]:
-    """A 0700 directory for the links, removed at the end."""
+def new_directory() -> str:
+    """A 0700 directory whose path leaves room for the names of sockets."""
     base = tempfile.gettempdir()
     if len(base) > LONGEST_IPC_DIRECTORY:
         raise ConfigError(f"TMPDIR is too long for a socket's path: {len(base)} characters, at most {LONGEST_IPC_DIRECTORY}")
-    directory = tempfile.mkdtemp(prefix="radixpd-", dir=base)
+    return tempfile.mkdtemp(prefix="radixpd-", dir=base)
+
+
+@contextmanager
+def private_directory() -> Iterator[str]:
+    """A directory for the links, removed at the end."""
+    directory = new_directory()
     try:
         yield directory
     finally:

@@ -25,7 +25,7 @@ from radixpd.server.replies import json_reply, read_object, warn_unknown
 from radixpd.server.service import Service, service_of
 from radixpd.server.stream import DONE, Piece, event, intervals, stream
 
-__all__ = ["DOCS", "ROUTES"]
+__all__ = ["DOCS", "PER_PROMPT", "ROUTES", "SHARED", "GenerateBody", "token_ids"]
 
 HARMLESS = frozenset(("custom_labels", "routing_key", "model"))
 PER_PROMPT = ("rid", "return_logprob", "logprob_start_len", "top_logprobs_num", "priority", "extra_key", "cache_salt")
@@ -145,12 +145,12 @@ def _ask(body: GenerateBody, prompt: str | list[int], index: int, count: int | N
     warn_unknown(sampling, {*Sampling.__struct_fields__, *LATER})
     options = pick_all({name: getattr(body, name) for name in PER_PROMPT}, index, count)
     options |= {name: getattr(body, name) for name in SHARED}
-    options["token_ids_logprob"] = _token_ids(body.token_ids_logprob, index, count)
+    options["token_ids_logprob"] = token_ids(body.token_ids_logprob, index, count)
     names = {} if isinstance(prompt, str) else {"text": "input_ids"}
     return admit(prompt, sampling, options, limits=manager.limits, names=names, defaults=manager.defaults.native)
 
 
-def _token_ids(value: list[Any] | None, index: int, count: int | None) -> Any:
+def token_ids(value: list[Any] | None, index: int, count: int | None) -> Any:
     """One list of ids for all prompts, or a list of lists, one for each."""
     per_prompt = value is not None and any(isinstance(item, list) or item is None for item in value)
     return pick(value, index, count, "token_ids_logprob") if per_prompt else value
