@@ -37,6 +37,8 @@ from radixpd.server.stream import DONE, Piece, intervals, stream
 
 __all__ = ["DOCS", "ROUTES"]
 
+PER_PROMPT = ("rid", "priority", "extra_key", "cache_salt")
+
 
 async def completions(request: web.Request) -> web.StreamResponse:
     """POST /v1/completions."""
@@ -173,7 +175,8 @@ def _ask(body: CompletionBody, wishes: Wishes, prompt: str | list[int], index: i
     ranked = body.best_of is not None and body.best_of > 1
     check_rid(wishes.options.get("rid"), count)
     options = {
-        **pick_all(wishes.options, index, count),
+        **wishes.options,
+        **pick_all({name: getattr(body, name) for name in PER_PROMPT}, index, count),
         "return_logprob": body.logprobs is not None or ranked,
         "top_logprobs_num": body.logprobs or 0,
         "logprob_start_len": 0 if body.echo and body.logprobs is not None else -1,
