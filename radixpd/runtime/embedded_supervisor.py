@@ -15,6 +15,7 @@ import signal
 import sys
 
 from radixpd.runtime import child
+from radixpd.runtime.logs import log_to_stderr
 from radixpd.runtime.process_group import ProcessGroup
 from radixpd.runtime.supervisor import start_engine
 
@@ -33,7 +34,7 @@ def main() -> None:
     for number in GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
-    child.log_to_stderr("supervisor", launch.log_level)
+    log_to_stderr("supervisor", launch.log_level, launch.log_format)
     entries = {"scheduler": sys.argv[1], "runner": sys.argv[2]}
     try:
         with ProcessGroup(drain_timeout=0, until=(program, child.CONTROL_FD)) as group:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 __all__ = ["FORMATS", "JsonFormat", "TextFormat", "formatter", "log_to_stderr"]
@@ -39,9 +39,8 @@ class JsonFormat(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        clock = time.localtime(record.created)
         line = {
-            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', clock)}.{int(record.msecs):03}{time.strftime('%z', clock)}",
+            "time": datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "process": self._process,
             "message": record.getMessage(),

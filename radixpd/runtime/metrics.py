@@ -28,7 +28,7 @@ LENGTH_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32
 COUNT_BUCKETS = (0, 1, 2, 3, 5, 10, 20)
 
 # A second series beside each of ours, saying when its first sample came: nobody reads it.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +144,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(_StateCollector(view, model))
         self._model = model
+        self.startup_seconds: float | None = None  # set once, by whoever opens the server
 
         def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
             made = Histogram(PREFIX + name, help, ("model_name",), buckets=buckets, registry=self._registry)

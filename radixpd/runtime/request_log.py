@@ -34,7 +34,7 @@ class RequestLog:
         settings = settings or ObserveSettings()
         self.enabled = settings.log_requests
         self.level = settings.log_requests_level
-        self.format = "json" if settings.log_format == "json" else settings.log_requests_format
+        self.format = "json" if "json" in (settings.log_format, settings.log_requests_format) else "text"
         self._open()
 
     def configure(self, *, enabled: bool | None = None, level: int | None = None, format: str | None = None) -> None:

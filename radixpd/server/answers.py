@@ -265,6 +265,7 @@ class ServerInfo(TypedDict):
 
     version: str
     status: str
+    default_sampling_params: dict[str, dict[str, Any]]
     load: LoadSnapshot
     internal_states: list[dict[str, Any]]
 
@@ -336,3 +337,32 @@ class CacheTree(TypedDict):
     texts: bool
     nodes: list[CacheNode]
     hidden_pages: int
+
+
+class LogSettings(TypedDict):
+    """`/configure_logging`: how it is now."""
+
+    log_level: str
+    log_requests: bool
+    log_requests_level: int
+    log_requests_format: Literal["text", "json"]
+
+
+class ProfileStarted(TypedDict):
+    """`/start_profile`."""
+
+    num_steps: int
+
+
+class ProfileWritten(TypedDict):
+    """`/stop_profile`: where the trace lies on the server's machine."""
+
+    path: str
+
+
+class Frozen(TypedDict):
+    """`/freeze_gc`: objects that each process's collector leaves alone from now on."""
+
+    api: int
+    scheduler: int
+    runner: int

@@ -13,14 +13,15 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from radixpd.errors import EngineFailed, RadixpdError
-from radixpd.server import admin_api, chat, info_api, native_api, openai_api, openapi, page_api, text_api
+from radixpd.server import admin_api, chat, info_api, native_api, openai_api, openapi, ops_api, page_api, text_api
+from radixpd.server.observe import observed
 from radixpd.server.replies import error_body, error_reply, status_reply
 from radixpd.server.service import SERVICE, Service, service_of
 from radixpd.server.stream import STREAM, event
 
 __all__ = ["build_app"]
 
-ROUTED = (native_api, openai_api, chat, text_api, info_api, admin_api, page_api, openapi)  # every module with routes
+ROUTED = (native_api, openai_api, chat, text_api, info_api, admin_api, ops_api, page_api, openapi)  # every module with routes
 MAX_BODY = 32 * 2**20
 OPEN_PATHS = frozenset(("/health",))
 INTERNAL = "internal error; the server's log has the details"
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 def build_app(service: Service) -> web.Application:
     """The application for one server."""
-    app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors, _keys])
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[observed, _errors, _keys])
     app[SERVICE] = service
     app[page_api.LOOKOUT] = page_api.Lookout(service)
     for module in ROUTED:
