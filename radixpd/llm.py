@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM"]
 
-HTTP_ONLY = frozenset(f.name for f in fields(ServerSettings)) - {"watchdog_timeout"} | {"enable_cache_report", "enable_metrics"}
+# What only the HTTP server does.
+HTTP_ONLY = (
+    frozenset(f.name for f in fields(ServerSettings)) - {"watchdog_timeout"}
+    | {"enable_cache_report", "enable_metrics", "collect_tokens_histogram", "crash_dump_folder", "profile_folder"}
+)  # fmt: skip
 PAUSE_SECONDS = 60.0  # for the steps in flight
 
 Answer = dict[str, Any]
@@ -125,11 +129,11 @@ class LLM:
 
     def abort(self, rid: str) -> int:
         """End the outputs of the prompt with this `rid`, wherever they are; how many were open. Their answers say so."""
-        return self._engine.call(_soon(lambda: self._manager.abort(rid)))
+        return self._engine.call(self._aborted(lambda: self._manager.abort(rid)))
 
     def abort_all(self) -> int:
         """End everything that is open."""
-        return self._engine.call(_soon(self._manager.abort_all))
+        return self._engine.call(self._aborted(self._manager.abort_all))
 
     def pause_generation(self, mode: str = "abort") -> None:
         """Run no step until `continue_generation`. What runs now keeps its KV (`in_place`), goes back to the queue (`retract`), or ends
@@ -158,6 +162,10 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.shutdown()
 
+    async def _aborted(self, abort: Callable[[], int]) -> int:
+        self._manager.check_open()
+        return abort()
+
     def _result(self, batch: Batch, stream: bool, use_tqdm: bool | Callable[..., Any]) -> Any:
         if stream:
             return self._events(batch)
@@ -182,10 +190,6 @@ class LLM:
         finally:
             with contextlib.suppress(EngineFailed):
                 await self._engine.wait_for(stream.close())
-
-
-async def _soon(work: Callable[[], int]) -> int:
-    return work()
 
 
 def _shown(batch: Batch, answers: list[Answer]) -> Any:

@@ -139,8 +139,11 @@ def _listed(value: Any) -> list[Any] | None:
 
 
 def _ids(item: Any) -> list[int]:
+    tokens = _listed(item)
+    if tokens is None:
+        raise BadRequest(f"a prompt is a text or token ids, got {type(item).__name__}", param="prompts")
     try:
-        return [operator.index(token) for token in _listed(item) or ()]
+        return [operator.index(token) for token in tokens]
     except TypeError:
         raise BadRequest("input_ids: token ids are integers", param="input_ids") from None
 

@@ -5,6 +5,7 @@ Drawn by the thread that waits for the batch, never by the engine's loop. Called
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -27,9 +28,9 @@ class Progress:
         self._tokens = client.load.generated_tokens_total
         self._bar = make(total=total, desc="Prompts", unit="prompt", delay=DELAY, dynamic_ncols=True) if make else None
 
-    def count(self, _: object) -> None:
-        """One more prompt is done."""
-        self._done += 1
+    def count(self, task: asyncio.Task[None]) -> None:
+        """One more prompt is done, or given up."""
+        self._done += not task.cancelled()
 
     def show(self) -> None:
         """Bring the bar up to date."""

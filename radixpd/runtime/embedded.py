@@ -33,6 +33,7 @@ __all__ = ["Embedded"]
 STOP_SECONDS = 10.0  # for the processes to end
 INTERRUPT_SECONDS = 5.0  # for what a call has started to be aborted, when it is interrupted
 TICK = 0.25  # seconds between two calls of `tick`
+LAST_RESORT = 10.0  # seconds after the supervisor's watchdog: if that one hangs too
 STOPPED = "this LLM has been shut down"
 
 Value = TypeVar("Value")
@@ -76,7 +77,7 @@ class Embedded:
         An interruption of the waiting thread cancels the work, and waits a little for it to clean up.
         """
         ended = threading.Event()
-        future = self._hand_over(_noting(work, ended))
+        future = self._hand_over(work, ended)
         try:
             while concurrent.futures.wait((future,), TICK if tick else None).not_done:
                 assert tick is not None
@@ -110,7 +111,7 @@ class Embedded:
         if threading.current_thread() is not self._thread:
             self._thread.join(2 * STOP_SECONDS)
 
-    def _hand_over(self, work: Coroutine[Any, Any, Value]) -> concurrent.futures.Future[Value]:
+    def _hand_over(self, work: Coroutine[Any, Any, Value], ended: threading.Event | None = None) -> concurrent.futures.Future[Value]:
         if os.getpid() != self._owner:
             work.close()
             raise EngineFailed("this LLM belongs to the process that made it, not to a fork of it")
@@ -118,7 +119,7 @@ class Embedded:
             if self._stopped:
                 work.close()
                 raise EngineFailed(STOPPED)
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+            return asyncio.run_coroutine_threadsafe(work if ended is None else _noting(work, ended), self._loop)
 
     def _run(self) -> None:
         # Signals are for the program's threads. The supervisor inherits the mask and drops it once it ignores them.
@@ -128,7 +129,7 @@ class Embedded:
 
     async def _start(self) -> None:
         self._refused = asyncio.Event()
-        self.client = Client(self._directory, watchdog=self._resolved.settings.server.watchdog_timeout)
+        self.client = Client(self._directory, watchdog=self._resolved.settings.server.watchdog_timeout + LAST_RESORT)
         self._cleanup.callback(self.client.close)
         self._spawn()
 
@@ -160,6 +161,7 @@ class Embedded:
             directory=self._directory,
             parent=self._owner,
             log_level=self._resolved.settings.observe.log_level,
+            log_format=self._resolved.settings.observe.log_format,
             report_fd=report_fd,
         )
         _write(supervisor, msgspec.json.encode(launch) + b"\n")

@@ -14,10 +14,12 @@ import shutil
 import signal
 import sys
 
+from radixpd.config.resolve import from_json
 from radixpd.runtime import child
 from radixpd.runtime.logs import log_to_stderr
 from radixpd.runtime.process_group import ProcessGroup
 from radixpd.runtime.supervisor import start_engine
+from radixpd.runtime.watchdog import Watchdog
 
 __all__ = ["main"]
 
@@ -35,9 +37,12 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
     log_to_stderr("supervisor", launch.log_level, launch.log_format)
+    child.name_process("radixpd")
     entries = {"scheduler": sys.argv[1], "runner": sys.argv[2]}
+    settings = from_json(launch.resolved).settings
+    watchdog = Watchdog(settings.server.watchdog_timeout, settings.observe.soft_watchdog_timeout)
     try:
-        with ProcessGroup(drain_timeout=0, until=(program, child.CONTROL_FD)) as group:
+        with ProcessGroup(drain_timeout=0, until=(program, child.CONTROL_FD), watchdog=watchdog) as group:
             start_engine(group, entries, launch, pass_fds=(launch.report_fd,))
             code = group.watch()
             if group.failure:
