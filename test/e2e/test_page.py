@@ -251,6 +251,13 @@ def test_markup_in_messages_is_text(browser: Browser, server: Server) -> None:
         page.locator(".prompt summary").click()
         assert evil in "".join(prompt_text(page))
         expect(page.locator("#tree")).to_contain_text("<img")
+        # No model says this when asked to, so the answer is made up here.
+        event = {"choices": [{"delta": {"content": evil}, "finish_reason": evil}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+        body = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
+        page.unroute("**/v1/chat/completions")
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+        say(page, "Say it.")
+        assert answer(page) == facts(page)["finish"] == evil
         assert page.locator("main img, main script, .text *, pre b, #tree b").count() == 0
         assert page.evaluate("window.evil") is None
 
