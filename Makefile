@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-full check bench-core clean
+.PHONY: help serve test test-full check bench-core bench-serving clean
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null))
 VENV ?= .venv
@@ -20,7 +20,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export TOKENIZERS_PARALLELISM := false
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
 serve: $(VENV)/.serve  ## serve the demo model on http://127.0.0.1:30000; ARGS="--port 30001 ..." adds flags
 	@exec $(BIN)/python -m radixpd.launch_server --model-path demo --host 127.0.0.1 --port 30000 $(ARGS)
@@ -38,6 +38,9 @@ check: $(VENV)/.test  ## ruff, ruff format, mypy
 
 bench-core: $(VENV)/.serve  ## time the brain alone
 	$(BIN)/python benchmark/bench_core.py $(ARGS)
+
+bench-serving: $(VENV)/.serve  ## measure a running server (docs/benchmarks.md); ARGS="--port 30000 --dataset-name random ..."
+	$(BIN)/python -m benchmark.bench_serving $(ARGS)
 
 clean:  ## remove the environment and every cache in this tree
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -79,7 +79,8 @@ class LocalTokenizer:
 
 def rng_for(*key: int | str) -> np.random.Generator:
     """A generator of its own for each key: what one dataset part draws never shifts another's numbers."""
-    return np.random.default_rng([zlib.crc32(part.encode()) if isinstance(part, str) else part for part in key])
+    # The length at the end: numpy takes keys that differ only in trailing zeros for the same.
+    return np.random.default_rng([*(zlib.crc32(part.encode()) if isinstance(part, str) else part for part in key), len(key)])
 
 
 @dataclass(frozen=True, slots=True)

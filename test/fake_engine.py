@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import zmq
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -34,6 +35,7 @@ from radixpd.core.effects import Finished, Prefilled, PromptScored, TokensOut
 from radixpd.core.load import LoadSnapshot
 from radixpd.core.request import Finish, SamplingParams
 from radixpd.core.step import PromptScores, TokenLogprobs
+from radixpd.core.tree_view import OWNERS, CacheView
 from radixpd.runtime.links import Addresses, Receiver, Sender
 from radixpd.runtime.messages import Abort, Batch, Control, Failed, FromApi, Generate, Load, Reply, Shutdown, Stop
 
@@ -123,6 +125,10 @@ class FakeEngine:
         addresses = Addresses(directory)
         self.seen: list[FromApi] = []
         self.cached = 0
+        self.cache = CacheView(
+            page_size=16, pages=256, free_pages=256, tree_pages=0, locked_pages=0, request_pages=0,
+            pages_per_cell=1, runs=[(OWNERS.index("free"), 256)], nodes=[], hidden_pages=0,
+        )  # fmt: skip
         self.taken_in: Callable[[int], bool] = lambda tokens: True  # whether the API has seen so many tokens; tests in one loop know
         self._max_running = max_running
         self._context: zmq.Context[Any] = zmq.Context()
@@ -209,8 +215,13 @@ class FakeEngine:
     def _answer(self, number: int, action: str) -> None:
         if action == "state":
             self._sender.send(Reply(number, {"running": len(self._samples)}))
+        elif action == "cache_tree":
+            self._sender.send(Reply(number, msgspec.to_builtins(self.cache, builtin_types=(bytes,))))
         elif action == "flush_cache":
             self._sender.send(Reply(number, {}, "requests are running" if self._samples else ""))
+        elif action in ("pause_abort", "pause_retract", "pause_in_place", "continue"):
+            (self.release if action == "continue" else self.hold)()
+            self._sender.send(Reply(number, {}))
 
     def _turn_soon(self) -> None:
         if not self._turning and not self._held:

@@ -30,8 +30,17 @@ class Row:
 
 
 LOWER = ("config", "core", "text", "kernels", "attention", "models", "grammar", "kv", "engine")
-TORCH_PROCESSES = ("runtime.runner_process", "runtime.supervisor", "runtime.process_group", "runtime.model_files")
-FOR_SERVER = ("client", "messages", "metrics", "output", "admission", "tokenizer_manager", "child")
+TORCH_PROCESSES = (
+    "runtime.runner_process",
+    "runtime.supervisor",
+    "runtime.embedded_supervisor",
+    "runtime.process_group",
+    "runtime.model_files",
+)
+FOR_SERVER = (
+    "client", "messages", "metrics", "output", "admission", "defaults", "tokenizer_manager", "child", "off_loop", "request_log",
+    "crash_dump",
+)  # fmt: skip
 TORCH_SIDE = (
     "torch",
     "safetensors",
@@ -67,7 +76,16 @@ ROWS = (
     Row(("runtime",), internal=("core", "text", "config"), external=("msgspec", "zmq", "prometheus_client"), never=TORCH_PROCESSES),
     Row(
         ("server",),
-        internal=("config", "text", *(f"runtime.{name}" for name in FOR_SERVER), "core.request", "core.step", "core.load", "core.effects"),
+        internal=(
+            "config",
+            "text",
+            *(f"runtime.{name}" for name in FOR_SERVER),
+            "core.request",
+            "core.step",
+            "core.load",
+            "core.effects",
+            "core.tree_view",
+        ),
         external=("aiohttp", "uvloop", "msgspec"),
     ),
     Row(
@@ -76,7 +94,9 @@ ROWS = (
         external=("aiohttp", "uvloop", "zmq", "msgspec", "prometheus_client"),
     ),
     Row(("planner",), internal=("core", "mini_lb")),
-    Row(("launch_server", "launch_pd", "llm"), internal=(*LOWER, "runtime", "server", "mini_lb")),
+    Row(("offline",), internal=("config", "core", "text", "runtime", "server"), external=("msgspec",), never=TORCH_PROCESSES),
+    Row(("llm",), internal=("launch_server", "offline", "config", "core", "text", "runtime", "server"), external=("tqdm",)),
+    Row(("launch_server", "launch_pd"), internal=(*LOWER, "runtime", "server", "mini_lb")),
     Row(("",)),
 )
 PURE_CORE = ("zmq", "random", "os", "logging", "time", "datetime", "secrets", "socket", "threading", "asyncio", "subprocess")
@@ -196,7 +216,7 @@ def test_what_the_table_allows_passes(module: str, source: str) -> None:
 
 def test_processes_without_torch_load_none() -> None:
     """Importing whatever the API and scheduler processes are made of loads neither torch nor transformers."""
-    light = ("runtime", "server", "text", "config", "core", "mini_lb", "launch_server")
+    light = ("runtime", "server", "text", "config", "core", "mini_lb", "launch_server", "offline", "llm")
     names = [
         f"radixpd.{name}" for name in modules() if under(name, light) and not under(name, TORCH_PROCESSES) and not name.endswith("__main__")
     ]

@@ -1,7 +1,8 @@
-"""Command line (and `--config file.yaml`) -> `Settings`, built from the metadata of the settings' fields.
+"""Command line (and `--config file.yaml`), or keywords of a program -> `Settings`, built from the metadata of the settings' fields.
 
 Invariant: a value is checked once, by the same code, wherever it comes from; the command line wins over the file. Every fault is a
-`ConfigError` of one line that names the flag, the value and what is allowed, and never shows a secret. Called by the `launch_*` modules.
+`ConfigError` of one line that names the flag, the value and what is allowed, and never shows a secret. Called by the `launch_*` modules
+and `llm`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import contextlib
 import dataclasses
 import difflib
 import json
+import os
 import types
 import typing
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,7 +29,7 @@ from radixpd.config.secret import Secret
 from radixpd.config.settings import Settings
 from radixpd.errors import ConfigError
 
-__all__ = ["parse"]
+__all__ = ["from_keywords", "parse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,37 @@ def parse(argv: Sequence[str]) -> Settings:
     _refuse_strangers(argv, options)
     given = {name: value for name, value in vars(_parser(options).parse_args(argv)).items() if value is not None}
     file = given.pop("config", None)
-    raw = (_read_file(file, options) if file is not None else {}) | given
+    return _settings(options, (_read_file(file, options) if file is not None else {}) | given)
+
+
+def from_keywords(keywords: Mapping[str, Any]) -> Settings:
+    """Keyword arguments, named like the flags with underscores; `config` names a file, which they win over. None means the default."""
+    options = {option.name: option for option in _options()}
+    raw: dict[str, Any] = {}
+    file = keywords.get("config")
+    for key, value in keywords.items():
+        written = key.replace("_", "-")
+        name = ALIASES.get(written, written)
+        if name == "config":
+            continue
+        if name not in options:
+            reason = refusal(name) or f"there is no such setting; the nearest is {_nearest(name, options).replace('-', '_')}"
+            raise ConfigError(f"{key}: {reason}")
+        if name in raw:
+            raise ConfigError(f"{key} is given twice, under another name too")
+        if value is not None:
+            raw[name] = _plain(value)
+    return _settings(options, (_read_file(os.fspath(file), options) if file is not None else {}) | raw)
+
+
+def _plain(value: Any) -> Any:
+    """What a file would hold."""
+    if isinstance(value, tuple):
+        return list(value)
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _settings(options: Mapping[str, Option], raw: Mapping[str, Any]) -> Settings:
     values: dict[str, dict[str, Any]] = {}
     for name, value in raw.items():
         option = options[name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ __all__ = ["MachineFacts", "ModelFacts", "read_machine_facts", "read_model_facts
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # of generation_config.json
 HEAD_DIM = {"Qwen3ForCausalLM": 128}  # where a config names none, these do not mean hidden / heads
 
 
@@ -38,6 +39,7 @@ class ModelFacts:
     dtype: str
     tied: bool
     eos_ids: tuple[int, ...]
+    sampling: dict[str, Any] = field(default_factory=dict)  # what the model's authors recommend
 
     @property
     def parameters(self) -> int:
@@ -78,6 +80,7 @@ def read_model_facts(directory: str | Path) -> ModelFacts:
         dtype=str(dtype).removeprefix("torch."),
         tied=bool(config.get("tie_word_embeddings", False)),
         eos_ids=_eos_ids(generation, where) or _eos_ids(config, where),
+        sampling={name: generation[name] for name in SAMPLING if generation.get(name) is not None},
     )
 
 

@@ -72,12 +72,11 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
         "priority-scheduling-preemption-threshold",
     ),
     OBSERVE: (
-        "log-requests-level", "log-requests-format", "log-requests-target", "crash-dump-folder", "enable-request-time-stats-logging",
-        "enable-trace", "otlp-traces-endpoint", "export-metrics-to-file", "collect-tokens-histogram", "show-time-cost",
+        "log-requests-target", "enable-request-time-stats-logging", "enable-trace", "otlp-traces-endpoint", "export-metrics-to-file",
+        "show-time-cost",
     ),
     SERVER: (
-        "grpc-mode", "admin-api-key", "skip-server-warmup", "warmups", "soft-watchdog-timeout", "incremental-streaming-output",
-        "sampling-defaults", "preferred-sampling-params", "enable-custom-logit-processor", "allow-auto-truncate",
+        "grpc-mode", "admin-api-key", "skip-server-warmup", "warmups", "enable-custom-logit-processor",
     ),
     TEMPLATES: ("hf-chat-template-name", "completion-template"),
     MODEL: ("revision", "json-model-override-args"),

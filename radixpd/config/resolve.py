@@ -42,8 +42,9 @@ class KVEvents:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """All decisions. In `settings` only `tokenizer_path`, `chat_template`, `mem_fraction_static`, `kv_events_config` and
-    `max_queued_requests` may still be None; there None means "none". `notes` are lines for the start-up log."""
+    """All decisions. In `settings` only `tokenizer_path`, `chat_template`, `mem_fraction_static`, `kv_events_config`,
+    `preferred_sampling_params` and `max_queued_requests` may still be None; there None means "none". `notes` are lines for the log of the
+    start."""
 
     settings: Settings
     directory: str  # the model's files, in Hugging Face's format

@@ -118,16 +118,35 @@ class GenerationSettings:
     """Defaults and shapes of answers."""
 
     stream_interval: int = flag(1, "tokens per streamed chunk", low=1, high=10**6)
+    incremental_streaming_output: bool = flag(False, "events of a native stream hold what is new, not the whole answer so far")
     enable_cache_report: bool = flag(True, "report usage.prompt_tokens_details.cached_tokens")
+    allow_auto_truncate: bool = flag(False, "cut a prompt that is too long, at its beginning, instead of refusing it")
+    sampling_defaults: str = flag(
+        "model", "defaults of OpenAI requests: the model's generation_config.json, or OpenAI's own", choices=("model", "openai")
+    )
+    preferred_sampling_params: str | None = flag(
+        None, 'JSON: sampling parameters of requests that give none, on every route, e.g. \'{"temperature": 0.7}\''
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ObserveSettings:
-    """Logs and metrics."""
+    """Logs, metrics, and what is left behind when something goes wrong."""
 
     log_level: str = flag("info", "least severe message that is logged", choices=("debug", "info", "warning", "error"))
-    log_requests: bool = flag(False, "log each request's arrival and end")
+    log_format: str = flag("text", "how log lines look", choices=("text", "json"))
+    log_requests: bool = flag(False, "log each request's arrival, end and refusal")
+    log_requests_level: int = flag(
+        1, "0 = metadata, 1 = and sampling parameters, 2 = and the beginning of input and output, 3 = and all of both", low=0, high=3
+    )
+    log_requests_format: str = flag("text", "how those lines look (json also with --log-format json)", choices=("text", "json"))
     enable_metrics: bool = flag(True, "serve /metrics")
+    collect_tokens_histogram: bool = flag(False, "also histograms of prompt and output lengths in /metrics")
+    crash_dump_folder: str | None = flag(None, "when the engine fails, the requests of the last 5 minutes are written into this folder")
+    profile_folder: str | None = flag(None, "where /start_profile writes traces of the model runner; without it the route refuses")
+    soft_watchdog_timeout: float | None = flag(
+        None, "seconds of silence after which every process's stack is logged, and nothing ends", low=1, high=86400
+    )
 
 
 @dataclass(frozen=True, slots=True)

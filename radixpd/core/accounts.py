@@ -50,12 +50,22 @@ class Accounts:
             retracted=builder.retracted,
         )
 
+    def applied(self, seconds: float) -> None:
+        """A step has run for so long."""
+        self.totals.execution_seconds_total += seconds
+
+    def retracted(self, request: Request, tokens: int) -> None:
+        """A running request went back to the queue with so many tokens known."""
+        self.totals.retractions_total += 1
+        self.totals.retracted_input_tokens_total += request.prompt_length
+        self.totals.retracted_output_tokens_total += tokens - request.prompt_length
+
     def ended(self, samples: int, finish: Finish) -> None:
         """Requests have ended."""
         self.totals.finished_total += samples
         self.totals.aborted_total += samples if finish.kind == "abort" else 0
 
-    def load(self, requests: Iterable[Request], *, steps: int, new_token_ratio: float) -> LoadSnapshot:
+    def load(self, requests: Iterable[Request], *, steps: int, new_token_ratio: float, paused: bool) -> LoadSnapshot:
         """How busy the server is now."""
         cache = self._cache
         pages, free, tree = cache.allocator.pages, cache.allocator.free_pages, cache.tree.pages
@@ -63,6 +73,7 @@ class Accounts:
             **asdict(self.totals),
             running=self.running,
             waiting=sum(len(request.samples) for request in self._prefill.waiting),
+            retracted=sum(len(request.samples) for request in self._prefill.waiting if request.attempt),
             parked=sum(request.phase is Phase.PARKED for request in requests),
             pages=pages,
             free_pages=free,
@@ -74,6 +85,7 @@ class Accounts:
             new_token_ratio=new_token_ratio,
             steps_total=steps,
             evicted_tokens_total=cache.evicted_pages * cache.page_size,
+            paused=paused,
         )
 
     def whereabouts(self, request: Request) -> dict[str, object]:

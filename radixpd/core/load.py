@@ -16,8 +16,11 @@ class Totals:
     computed_tokens_total: int = 0  # prompt tokens computed, again after a retraction
     generated_tokens_total: int = 0
     retractions_total: int = 0
+    retracted_input_tokens_total: int = 0  # prompt tokens of the requests that were retracted
+    retracted_output_tokens_total: int = 0
     finished_total: int = 0
     aborted_total: int = 0
+    execution_seconds_total: float = 0.0  # that the runner spent on steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class LoadSnapshot:
 
     running: int = 0  # requests that hold a slot
     waiting: int = 0
+    retracted: int = 0  # of the waiting: those that ran before and gave their pages back
     parked: int = 0
     pages: int = 0  # of the pool
     free_pages: int = 0
@@ -42,8 +46,17 @@ class LoadSnapshot:
     generated_tokens_total: int = 0
     evicted_tokens_total: int = 0
     retractions_total: int = 0
+    retracted_input_tokens_total: int = 0
+    retracted_output_tokens_total: int = 0
     finished_total: int = 0
     aborted_total: int = 0
+    execution_seconds_total: float = 0.0
+    paused: bool = False  # no step is planned until somebody says so
+
+    @property
+    def held(self) -> int:
+        """Live requests that a pause holds up."""
+        return self.running + self.waiting + self.parked if self.paused else 0
 
     @property
     def used_tokens(self) -> int:
@@ -54,6 +67,11 @@ class LoadSnapshot:
     def token_usage(self) -> float:
         """Share of the pool that is used."""
         return self.used_tokens / max(1, self.pages * self.page_size)
+
+    @property
+    def utilization(self) -> float:
+        """Share in use of what is scarcer, slots or the pool."""
+        return max(self.running / max(1, self.max_running), self.token_usage)
 
     @property
     def hit_rate(self) -> float:

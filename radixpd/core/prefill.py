@@ -155,9 +155,8 @@ class Prefill:
 
     def begin(self, request: Request) -> SlotBegin:
         """Tell the runner who has the slot now, and what is known."""
-        return SlotBegin(
-            request.slot, self.holdings.table.known_tokens(request.slot), request.prompt_length, request.sample, request.params
-        )
+        known = self.holdings.table.known_tokens(request.slot)
+        return SlotBegin(request.slot, known, request.prompt_length, request.sample, request.params)
 
     def _add_piece(self, builder: PlanBuilder, budget: Budget, request: Request) -> None:
         """One row: as much of the rest of this prompt as the budget allows."""

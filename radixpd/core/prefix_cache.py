@@ -1,9 +1,9 @@
 """The prefix cache: radix tree and page allocator behind one door, with the ownership rule of pages.
 
-Every page is free, in the tree, owned by one request, or in quarantine (a peer may still write into it). A request's first `shared` pages belong to the tree and are pinned by its
-lock; the rest are its own. `commit` hands full pages over (keeping one copy when the tree has them already: merge), `release` gives
-everything back. With reuse switched off the same code runs in a private namespace per request that vanishes with its last lock.
-Called by the scheduler.
+Every page is free, in the tree, owned by one request, or in quarantine (a peer may still write into it). A request's first `shared`
+pages belong to the tree and are pinned by its lock; the rest are its own. `commit` hands full pages over (keeping one copy when the tree
+has them already: merge), `release` gives everything back. With reuse switched off the same code runs in a private namespace per request
+that vanishes with its last lock. Called by the scheduler.
 """
 
 from __future__ import annotations

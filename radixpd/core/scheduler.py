@@ -30,8 +30,9 @@ from radixpd.core.slots import SlotTable
 from radixpd.core.step import StepPlan, StepResult, TokenLogprobs
 from radixpd.core.stop import ended, finish_of
 
-__all__ = ["PROMPT_STEPS", "Scheduler"]
+__all__ = ["PAUSE_MODES", "PROMPT_STEPS", "Scheduler"]
 
+PAUSE_MODES = ("abort", "retract", "in_place")
 PROMPT_STEPS = 8  # in a row, before running requests get a step of their own
 
 
@@ -69,7 +70,8 @@ class Scheduler:
         self.accounts = Accounts(self.holdings, self.prefill, slots)
         self.requests: dict[str, Request] = {}
         self.max_running = slots
-        self._landing: list[tuple[Request, Arrived]] = []  # in whose hands the next plan finds a whole prompt
+        self._landing: list[tuple[Request, Arrived]] = []  # their prompts are whole when the next plan is made
+        self.paused = False
         self._in_flight: deque[InFlight] = deque()
         self._effects = Effects()
         self._steps = 0
@@ -142,11 +144,33 @@ class Scheduler:
             self.finish(request, Finish("stop", matched=matched), keep)
 
     def flush(self) -> bool:
-        """Empty the prefix cache; False (and nothing done) while any request is live or any step is in flight."""
-        if self.requests or self._in_flight:
+        """Empty the prefix cache; False (and nothing done) while it is in use or any step is in flight."""
+        if self.in_use or self._in_flight:
             return False
         self.cache.flush()
         return True
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a request stands in the way of a flush: any live one, but while paused only those that hold pages."""
+        return self.accounts.running > 0 if self.paused else bool(self.requests)
+
+    def pause(self, mode: str, now: float = 0.0) -> None:
+        """Plan nothing until `resume`. Running requests keep their pages (`in_place`), or go back to the queue (`retract`); with `abort`
+        every live request ends. Requests that arrive meanwhile wait."""
+        assert mode in PAUSE_MODES
+        self.paused = True
+        if mode == "abort":
+            for rid in list(self.requests):
+                self.abort(rid, "aborted by a pause", 499, now)
+        elif mode == "retract":
+            # Siblings that wait for their fork hold a slot too, and go with their leader.
+            for request in [r for r in self.table.requests if r is not None and r.phase is Phase.RUNNING]:
+                self._retract(request)
+
+    def resume(self) -> None:
+        """Plan again."""
+        self.paused = False
 
     # ---- steps ----------------------------------------------------------------------------------------------------------------
 
@@ -160,10 +184,11 @@ class Scheduler:
         if len(self._in_flight) > self.depth:
             return None
         self.role.tick(now)
+        if self.paused:
+            return None
         builder = PlanBuilder()
         self._fill(builder, now, seed)
         self._land(builder)
-        self.accounts.totals.retractions_total += builder.retracted
         if builder.empty:
             return None
         self._steps += 1
@@ -187,6 +212,7 @@ class Scheduler:
         """Take in what the oldest step in flight produced."""
         record = self._in_flight.popleft()
         assert record.step == result.step, f"result of step {result.step}, expected {record.step}"
+        self.accounts.applied(result.seconds)
         for piece, scores in zip(record.scored, result.scores, strict=True):
             if piece.alive:
                 piece.request.scored = piece.scored_end
@@ -356,6 +382,7 @@ class Scheduler:
     def _retract(self, request: Request) -> None:
         """Back to the queue: its pages are needed. Full pages stay in the tree as long as nobody needs those too."""
         tokens = self.table.known_tokens(request.slot)
+        self.accounts.retracted(request, len(tokens))
         self._leave(request)
         self.prefill.forget(request)
         request.requeue(tokens)
@@ -382,7 +409,7 @@ class Scheduler:
 
     def load(self) -> LoadSnapshot:
         """How busy the server is now."""
-        return self.accounts.load(self.requests.values(), steps=self._steps, new_token_ratio=self.ratio.value)
+        return self.accounts.load(self.requests.values(), steps=self._steps, new_token_ratio=self.ratio.value, paused=self.paused)
 
     def state(self) -> dict[str, object]:
         """Where every request is, for people."""

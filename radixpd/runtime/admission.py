@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from radixpd.core.page_hash import namespace
@@ -31,27 +32,32 @@ from radixpd.runtime.fields import (
     read,
     refuse_later,
 )
+from radixpd.text.stop import StopRules
+from radixpd.text.stop_pattern import MAX_PATTERN
 
 __all__ = [
-    "LATER", "MAX_BIAS", "MAX_LIST", "MAX_NAME", "MAX_SAMPLES", "MAX_STOP_LENGTH", "MAX_TOP_LOGPROBS", "NOTHING", "RANGES", "TOKENS", "Ask",
-    "Limits", "Options", "Sampling", "admit", "read", "refuse_later",
+    "LATER", "MAX_BIAS", "MAX_LIST", "MAX_NAME", "MAX_PATTERN", "MAX_PATTERNS", "MAX_SAMPLES", "MAX_STOP_LENGTH", "MAX_TOP_LOGPROBS",
+    "NEUTRAL", "NOTHING", "RANGES", "TOKENS", "Ask", "Limits", "Options", "Sampling", "admit", "read", "refuse_later", "too_long",
 ]  # fmt: skip
 
 MAX_LIST = 128  # stop strings, stop token ids, token_ids_logprob
 MAX_STOP_LENGTH = 1024
+MAX_PATTERNS = 16
 MAX_BIAS = 1024
 MAX_NAME = 1024  # characters of rid, extra_key, cache_salt
 GREEDY_BELOW = 1e-6
+NEUTRAL = Sampling(max_new_tokens=128)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this server can hold."""
+    """What this server can hold. `auto_truncate`: what is too long is cut instead of refused."""
 
     vocab_size: int
     context_length: int
     pool_tokens: int
     max_running: int
+    auto_truncate: bool = False
 
     @property
     def longest(self) -> int:
@@ -62,7 +68,9 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One admitted prompt. `clamp`: the output limit is a default, to be cut to what fits; `seeded`: the client chose the seed;
-    `special`: a text prompt gets the tokenizer's own first tokens; `names`: native name -> the name that the client used."""
+    `special`: a text prompt gets the tokenizer's own first tokens; `rules`: the texts that end an output; `interval`: tokens of a streamed
+    chunk, if not the server's; `truncate`: the prompt is cut to its last so many tokens (-1: to what fits); `names`: native name -> the
+    name that the client used."""
 
     prompt: str | np.ndarray
     params: SamplingParams
@@ -74,7 +82,12 @@ class Ask:
     namespace: bytes
     skip_special: bool
     keep_stop: bool
+    rules: StopRules
+    interval: int | None
+    truncate: int | None
     names: Mapping[str, str]
+    no_logs: bool = False  # no line in the request log, nothing in a crash dump
+    log_metrics: bool = True  # counts in the latencies of /metrics
 
 
 def admit(
@@ -84,46 +97,71 @@ def admit(
     *,
     limits: Limits,
     names: Mapping[str, str],
-    default_tokens: int = 128,
+    defaults: Sampling = NEUTRAL,
     special: bool = True,
 ) -> Ask:
-    """Validate everything about one prompt. `default_tokens` is the output limit of a request that gives none; its minimum raises it."""
+    """Validate everything about one prompt. `defaults` stand for what the request does not say; its minimum raises the default limit."""
     wish, extra = read(Sampling, sampling, names), read(Options, options, names)
     for part in (wish, extra):
         check_ranges(part, names)
     if wish.spaces_between_special_tokens is False:
         raise BadRequest("spaces_between_special_tokens: false is not offered", param="spaces_between_special_tokens")
+    given, wish = wish, _with_defaults(wish, defaults)
     parts = {tag: value for tag in ("extra_key", "cache_salt") if (value := _name(extra, tag, names))}
     return Ask(
-        prompt=prompt if isinstance(prompt, str) else _prompt_ids(prompt, limits, names),
-        params=_params(wish, _logprobs(extra, limits, names), limits=limits, names=names, default_tokens=default_tokens),
+        prompt=prompt if isinstance(prompt, str) else _prompt_ids(prompt, limits, names, whole=extra.truncate_prompt_tokens is None),
+        params=_params(wish, _logprobs(extra, limits, names), limits=limits, names=names, clamp=given.max_new_tokens is None),
         special=special,
-        clamp=wish.max_new_tokens is None,
-        seeded=wish.sampling_seed is not None or wish.seed is not None,
+        clamp=given.max_new_tokens is None,
+        seeded=wish.sampling_seed is not None,
         rid=_name(extra, "rid", names),
         priority=extra.priority or 0,
         namespace=namespace(parts),
         skip_special=wish.skip_special_tokens is not False,
         keep_stop=wish.no_stop_trim is True,
+        rules=_rules(wish, names),
+        interval=wish.stream_interval,
+        truncate=_truncate(extra),
         names=names,
+        no_logs=extra.no_logs is True,
+        log_metrics=extra.log_metrics is not False,
     )
 
 
-def _params(
-    wish: Sampling, logprobs: LogprobParams | None, *, limits: Limits, names: Mapping[str, str], default_tokens: int
-) -> SamplingParams:
-    most, least = wish.max_new_tokens, wish.min_new_tokens or 0
-    if most is not None and least > most:
+def too_long(limits: Limits, prompt: int, wanted: int, *, param: str) -> BadRequest:
+    """The refusal of a prompt and output that do not fit this server."""
+    what = "maximum context length" if limits.longest == limits.context_length else "KV pool"
+    return BadRequest(
+        f"this server's {what} is {limits.longest} tokens, but the request needs {prompt + wanted}: {prompt} in the prompt and {wanted} to "
+        "generate",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def _with_defaults(wish: Sampling, defaults: Sampling) -> Sampling:
+    """The request's wishes over the defaults, with one name for the seed."""
+    if wish.sampling_seed is None:
+        wish = msgspec.structs.replace(wish, sampling_seed=wish.seed)
+    given = {name: value for name in wish.__struct_fields__ if (value := getattr(wish, name)) is not None}
+    if wish.max_new_tokens is not None and wish.min_new_tokens is None and defaults.min_new_tokens:
+        given["min_new_tokens"] = min(wish.max_new_tokens, defaults.min_new_tokens)
+    return msgspec.structs.replace(defaults, **given)
+
+
+def _params(wish: Sampling, logprobs: LogprobParams | None, *, limits: Limits, names: Mapping[str, str], clamp: bool) -> SamplingParams:
+    most, least = wish.max_new_tokens or 0, wish.min_new_tokens or 0
+    if least > most and not clamp:
         shown = names.get("min_new_tokens", "min_new_tokens")
         raise BadRequest(f"{shown} must be at most {names.get('max_new_tokens', 'max_new_tokens')} ({most}), got {least}", param=shown)
     samples = wish.n or 1
     if samples > limits.max_running:
-        raise BadRequest(f"n must be at most {limits.max_running}, the requests that run at once here, got {samples}", param="n")
+        shown = names.get("n", "n")
+        raise BadRequest(f"{shown} must be at most {limits.max_running}, the requests that run at once here, got {samples}", param=shown)
     temperature = 1.0 if wish.temperature is None else wish.temperature
     greedy = temperature < GREEDY_BELOW or wish.top_k == 1
-    seed = wish.seed if wish.sampling_seed is None else wish.sampling_seed
     return SamplingParams(
-        max_new_tokens=max(default_tokens, least) if most is None else most,
+        max_new_tokens=max(most, least),
         min_new_tokens=least,
         temperature=0.0 if greedy else temperature,
         top_p=1.0 if wish.top_p is None else wish.top_p,
@@ -137,7 +175,7 @@ def _params(
         stop_token_ids=_ids(wish.stop_token_ids or [], "stop_token_ids", limits, names),
         ignore_eos=wish.ignore_eos is True,
         n=samples,
-        seed=seed or 0,
+        seed=wish.sampling_seed or 0,
         logprobs=logprobs,
     )
 
@@ -187,6 +225,29 @@ def _stop(wish: Sampling, names: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stop))
 
 
+def _rules(wish: Sampling, names: Mapping[str, str]) -> StopRules:
+    """Stop strings (already checked) and patterns, compiled."""
+    patterns = [wish.stop_regex] if isinstance(wish.stop_regex, str) else wish.stop_regex or []
+    if len(patterns) > MAX_PATTERNS:
+        raise BadRequest(f"stop_regex may hold at most {MAX_PATTERNS} patterns, got {len(patterns)}", param="stop_regex")
+    for source in patterns:
+        if not 1 <= len(source) <= MAX_PATTERN:
+            raise BadRequest(
+                f"stop_regex: patterns must have between 1 and {MAX_PATTERN} characters, got {len(source)}", param="stop_regex"
+            )
+    try:
+        return StopRules(_stop(wish, names), tuple(patterns))
+    except ValueError as error:
+        raise BadRequest(f"stop_regex: {error}", param="stop_regex") from None
+
+
+def _truncate(extra: Options) -> int | None:
+    keep = extra.truncate_prompt_tokens
+    if keep == 0:
+        raise BadRequest(f"truncate_prompt_tokens must be -1 or between 1 and {TOKENS}, got 0", param="truncate_prompt_tokens")
+    return keep
+
+
 def _name(extra: Options, field: str, names: Mapping[str, str]) -> str | None:
     value: str | None = getattr(extra, field)
     if value is not None and (len(value) > MAX_NAME or (field == "rid" and not value)):
@@ -195,10 +256,13 @@ def _name(extra: Options, field: str, names: Mapping[str, str]) -> str | None:
     return value
 
 
-def _prompt_ids(ids: list[int], limits: Limits, names: Mapping[str, str]) -> np.ndarray:
+def _prompt_ids(ids: list[int], limits: Limits, names: Mapping[str, str], *, whole: bool) -> np.ndarray:
     shown = names.get("input_ids", "input_ids")
     if not ids:
         raise BadRequest(f"{shown} is empty", param=shown)
+    if whole and not limits.auto_truncate and len(ids) > limits.longest:
+        # Before anything is done with millions of numbers.
+        raise too_long(limits, len(ids), 1, param=shown)
     if min(ids) < 0 or max(ids) >= limits.vocab_size:
         bad = min(ids) if min(ids) < 0 else max(ids)
         raise BadRequest(f"{shown}: ids must be between 0 and {limits.vocab_size - 1}, got {bad}", param=shown)

@@ -22,9 +22,12 @@ from typing import NoReturn
 import msgspec
 
 from radixpd.errors import ConfigError
+from radixpd.runtime.logs import log_to_stderr
+from radixpd.runtime.watchdog import Pulse
 
 __all__ = [
-    "EXIT_CONFIG", "EXIT_FAILED", "EXIT_START", "Launch", "begin", "fail", "log_to_stderr", "parent_is_gone", "read_launch", "report", "run",
+    "EXIT_CONFIG", "EXIT_FAILED", "EXIT_START", "Launch", "begin", "ending", "fail", "name_process", "parent_is_gone", "read_launch",
+    "report", "run",
 ]  # fmt: skip
 
 EXIT_FAILED = 1  # something broke; the trace is in the log
@@ -32,6 +35,7 @@ EXIT_CONFIG = 2  # a ConfigError; one line on stderr
 EXIT_START = 3  # the process cannot start for another reason that one line explains
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 CONTROL_FD = 0
 LONGEST_REPORT = 2000  # characters: a line of a pipe is written whole up to 4096 bytes
 
@@ -46,9 +50,12 @@ class Launch:
     directory: str  # of `links.Addresses`
     parent: int  # process id of the supervisor
     log_level: str = "info"
+    log_format: str = "text"
     rank: int = 0
     listen_fd: int = -1  # the bound and listening TCP socket; API process only
-    runner_pids: tuple[int, ...] = ()  # scheduler only: whom to ask for a stack dump
+    began: float = 0.0  # time.monotonic() when the command did
+    name: str = ""  # api, scheduler or runner
+    watch_fd: int = -1  # where it shows that it is alive, see `watchdog`; -1: nobody watches
     report_fd: int = -1  # where the program that holds this engine reads why it ended; -1: standard error is read by people
 
 
@@ -65,9 +72,17 @@ def begin(name: str, *, keep_sigterm: bool = False) -> Launch:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # The supervisor starts children with both blocked, so that none is lost or fatal before this line.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    faulthandler.register(signal.SIGUSR2, all_threads=True)
-    log_to_stderr(name, launch.log_level)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2, file=launch.watch_fd if launch.watch_fd >= 0 else sys.stderr, all_threads=True)
+    log_to_stderr(name, launch.log_level, launch.log_format)
+    name_process(f"radixpd-{name}")
+    Pulse(launch.watch_fd).begun()
     return launch
+
+
+def name_process(name: str) -> None:
+    """The name that `ps -o comm`, `top` and `pgrep` show; the kernel keeps 15 characters."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def _die_with_parent() -> None:
@@ -95,15 +110,11 @@ def parent_is_gone() -> bool:
     return not os.read(CONTROL_FD, 4096)
 
 
-def log_to_stderr(name: str, level: str) -> None:
-    """One log format for every process: time, process name, level, message."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format=f"[%(asctime)s {name}] %(levelname)s %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-        force=True,
-    )
+def ending(code: int) -> str:
+    """How a process with this return code has ended, for a message about it."""
+    if code >= 0:
+        return f"exited with code {code}"
+    return f"was killed by signal {-code} ({signal.strsignal(-code)})"
 
 
 def report(fd: int, kind: str, message: str) -> None:

@@ -14,14 +14,14 @@ import logging
 import math
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Literal
 
 import zmq
 
 from radixpd.core.load import LoadSnapshot
 from radixpd.errors import BadRequest, EngineFailed, Overloaded
 from radixpd.runtime.links import Addresses, Receiver, Sender
-from radixpd.runtime.messages import Abort, Batch, Control, Failed, FromScheduler, Generate, Load, Reply, Shutdown
+from radixpd.runtime.messages import Abort, Batch, Control, Failed, FromScheduler, Generate, Load, Reply, RunnerReady, Shutdown
 from radixpd.runtime.output import Output
 
 __all__ = ["Client"]
@@ -43,9 +43,11 @@ class Client:
     def __init__(self, directory: str, *, watchdog: float = 300.0) -> None:
         addresses = Addresses(directory)
         self.outputs: dict[str, Output] = {}
+        self.groups: dict[str, set[str]] = {}  # a client's rid -> the rids of its outputs
         self.unstarted: set[str] = set()  # rids whose prompt is not computed yet
         self.load = LoadSnapshot()
         self.ready = asyncio.Event()
+        self.weights_seconds: float | None = None  # that the runner took to load
         self.failed = asyncio.Event()
         self.failure = ""
         self._idle = asyncio.Event()
@@ -78,6 +80,7 @@ class Client:
         for output in outputs:
             assert output.rid not in self.outputs
             self.outputs[output.rid] = output
+            self.groups.setdefault(output.group, set()).add(output.rid)
             self.unstarted.add(output.rid)
         self._idle.clear()
         self._sender.send(message)
@@ -87,18 +90,25 @@ class Client:
         if rid in self.outputs:
             self._sender.send(Abort(rid, message, status))
 
-    async def control(self, action: str, *, seconds: float = CONTROL_SECONDS) -> dict[str, Any]:
-        """Ask the scheduler something outside the request stream."""
+    async def control(
+        self,
+        action: str,
+        args: dict[str, Any] | None = None,
+        *,
+        to: Literal["scheduler", "runner"] = "scheduler",
+        seconds: float = CONTROL_SECONDS,
+    ) -> dict[str, Any]:
+        """Ask the scheduler (or, through it, the runner) something outside the request stream."""
         if self.failed.is_set():
             raise EngineFailed(self.failure)
         number = next(self._numbers)
         future: asyncio.Future[Reply] = self._loop.create_future()
         self._replies[number] = future
-        self._sender.send(Control(number, action))
+        self._sender.send(Control(number, action, args or {}, to))
         try:
             reply = await asyncio.wait_for(future, seconds)
         except TimeoutError:
-            raise Overloaded(f"the scheduler did not answer {action} within {seconds:g} s") from None
+            raise Overloaded(f"the {to} did not answer {action} within {seconds:g} s") from None
         finally:
             self._replies.pop(number, None)
         if reply.error:
@@ -122,6 +132,7 @@ class Client:
         self.failed.set()
         outputs = list(self.outputs.values())
         self.outputs.clear()
+        self.groups.clear()
         self.unstarted.clear()
         for output in outputs:
             output.fail(message)
@@ -186,6 +197,8 @@ class Client:
             future = self._replies.get(message.id)
             if future is not None and not future.done():
                 future.set_result(message)
+        elif isinstance(message, RunnerReady):
+            self.weights_seconds = message.load_seconds
         elif isinstance(message, Failed):
             self.fail(message.message)
 
@@ -208,6 +221,7 @@ class Client:
         for finished in batch.finished:
             self.unstarted.discard(finished.rid)
             if (output := outputs.pop(finished.rid, None)) is not None:
+                self._leave_group(output)
                 output.end(finished)
                 changed[finished.rid] = output
         for output in changed.values():
@@ -215,3 +229,9 @@ class Client:
                 self._sender.send(stop)
         if not outputs:
             self._idle.set()
+
+    def _leave_group(self, output: Output) -> None:
+        group = self.groups[output.group]
+        group.discard(output.rid)
+        if not group:
+            del self.groups[output.group]

@@ -36,6 +36,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "priority": (-(2**31), 2**31 - 1),
     "logprob_start_len": (-1, TOKENS),
     "top_logprobs_num": (0, MAX_TOP_LOGPROBS),
+    "stream_interval": (1, 10**6),
+    "truncate_prompt_tokens": (-1, TOKENS),
 }
 NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 # Fields of features that this server does not have, each with the values that ask for nothing besides the usual ones.
@@ -44,12 +46,11 @@ LATER: dict[str, tuple[Any, ...]] = {
         [
             # Constrained output.
             "json_schema", "regex", "ebnf", "grammar", "structural_tag", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-            "guided_decoding_backend", "guided_whitespace_pattern", "structured_outputs", "stop_regex",
+            "guided_decoding_backend", "guided_whitespace_pattern", "structured_outputs",
             # Sampling.
             "use_beam_search", "allowed_token_ids", "bad_words", "custom_params", "custom_logit_processor", "logits_processors",
             # The prompt and what is told about it.
-            "truncate_prompt_tokens", "prompt_logprobs", "logprob_token_ids", "prompt_embeds", "input_embeds", "suffix", "prediction",
-            "return_prompt_token_ids", "return_token_ids", "return_tokens_as_token_ids", "return_hidden_states", "stream_interval",
+            "prompt_logprobs", "logprob_token_ids", "prompt_embeds", "input_embeds", "suffix", "prediction", "return_hidden_states",
             # Conversations.
             "tools", "tool_calls", "functions", "documents", "chat_template", "reasoning_effort", "thinking_token_budget", "verbosity",
             "web_search_options", "refusal",
@@ -71,7 +72,7 @@ LATER: dict[str, tuple[Any, ...]] = {
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
-class Sampling(msgspec.Struct, kw_only=True):
+class Sampling(msgspec.Struct, kw_only=True, frozen=True):
     """Sampling parameters under their native names; null means the default."""
 
     max_new_tokens: int | None = None
@@ -85,6 +86,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     repetition_penalty: float | None = None
     logit_bias: dict[Any, float] | None = None
     stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     n: int | None = None
@@ -93,6 +95,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
+    stream_interval: int | None = None
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -106,6 +109,9 @@ class Options(msgspec.Struct, kw_only=True):
     logprob_start_len: int | None = None
     top_logprobs_num: int | None = None
     token_ids_logprob: list[int] | None = None
+    truncate_prompt_tokens: int | None = None
+    no_logs: bool | None = None
+    log_metrics: bool | None = None
 
 
 def read(kind: type[Struct], body: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Struct:

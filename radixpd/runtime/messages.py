@@ -1,13 +1,13 @@
 """Every message between processes: msgspec tagged structs in msgpack. Arrays travel as raw bytes (see `links`), never as tensors.
 
 API process -> scheduler: `Generate`, `Abort`, `Stop`, `Control`, `Shutdown`.
-Scheduler -> API process: `Batch` of client effects, `Load`, `Reply`, `Failed`.  The first `Load` means: ready.
-Scheduler -> runner: `Step`, `Shutdown`.  Runner -> scheduler: `RunnerReady`, `Stepped`, `Failed`.
+Scheduler -> API process: `Batch` of client effects, `Load`, `Reply`, `Failed`, `RunnerReady`.  The first `Load` means: ready.
+Scheduler -> runner: `Step`, `Control`, `Shutdown`.  Runner -> scheduler: `RunnerReady`, `Stepped`, `Reply`, `Failed`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -53,11 +53,14 @@ class Stop(msgspec.Struct, tag=True, array_like=True, frozen=True):
 class Control(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A question or order outside the request stream, answered by one `Reply` with the same `id`.
 
-    Actions: `flush_cache`, `state` (counters, page owners, waiting and running requests), `cache_tree` (a `core.tree_view.CacheView`).
+    Actions: `flush_cache`, `state` (counters, page owners, waiting and running requests), `cache_tree` (a `core.tree_view.CacheView`),
+    `pause_abort`, `pause_retract`, `pause_in_place` (answered when no step is in flight), `continue`.
     """
 
     id: int
     action: str
+    args: dict[str, Any] = {}
+    to: Literal["scheduler", "runner"] = "scheduler"  # the scheduler passes the runner's on, and its replies back
 
 
 class Batch(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -115,6 +118,6 @@ class Shutdown(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 FromApi = Generate | Abort | Stop | Control | Shutdown
-FromScheduler = Batch | Load | Reply | Failed
-ToRunner = Step | Shutdown
-FromRunner = RunnerReady | Stepped | Failed
+FromScheduler = Batch | Load | Reply | Failed | RunnerReady
+ToRunner = Step | Control | Shutdown
+FromRunner = RunnerReady | Stepped | Reply | Failed

@@ -1,17 +1,20 @@
-"""Work that would hold up the event loop runs in a thread of its own, with a deadline.
+"""Work that would hold up the event loop runs in a thread of its own, with a deadline, or gives the loop a turn now and then.
 
 The threads are daemons and not a pool's: one that never returns (a chat template is a program) neither blocks the next request nor the
-exit of the process. Called by the tokenizer manager.
+exit of the process. Called by the tokenizer manager and by routes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["in_thread"]
+__all__ = ["Pace", "in_thread"]
+
+SLICE = 0.01  # seconds that a long loop over the parts of one request may hold the event loop
 
 Value = TypeVar("Value")
 
@@ -39,3 +42,16 @@ async def in_thread(work: Callable[[], Value], *, seconds: float) -> Value:
 
     threading.Thread(target=run, daemon=True).start()
     return await asyncio.wait_for(done, seconds)
+
+
+class Pace:
+    """For a long loop over small parts: `breathe` between them lets other requests run when their time has come."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+
+    async def breathe(self) -> None:
+        """Give the event loop a turn, if it has not had one for `SLICE` seconds."""
+        if time.monotonic() - self._since > SLICE:
+            await asyncio.sleep(0)
+            self._since = time.monotonic()

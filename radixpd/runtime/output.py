@@ -17,7 +17,7 @@ from typing import Protocol, Self
 import numpy as np
 
 from radixpd.core.effects import Finished, Prefilled
-from radixpd.core.request import Finish
+from radixpd.core.request import Finish, SamplingParams
 from radixpd.core.step import PromptScores, TokenLogprobs
 from radixpd.errors import BadRequest, EngineFailed, Overloaded, RadixpdError
 from radixpd.runtime.messages import Stop
@@ -31,43 +31,57 @@ CLIENT_CLOSED = 499  # status of an abort that the client asked for
 class Observer(Protocol):
     """Who measures latencies."""
 
-    def first_token(self, seconds: float) -> None:
-        """Seconds from arrival to the first token."""
+    def first_token(self, output: Output) -> None:
+        """The first token came just now (`output.first`)."""
 
     def next_tokens(self, seconds: float, count: int) -> None:
         """`count` more tokens came `seconds` after the previous ones."""
 
-    def ended(self, seconds: float) -> None:
-        """Seconds from arrival to the end."""
+    def ended(self, output: Output) -> None:
+        """The output has its finish."""
+
+    def left(self, retractions: int) -> None:
+        """The brain let the request go; it had been retracted so often."""
 
 
 @dataclass(slots=True, eq=False)
 class Output:
-    """One sample while it lives and after. `group` is the client's rid."""
+    """One sample while it lives and after. `group` is the client's rid; `params`, `priority` and `salted` (it has a namespace of its own)
+    are for those who report about it. `on_end` is called once, when the finish stands; without an `observer` nothing is measured.
+    """
 
     rid: str
     group: str
     sample: int
     prompt: np.ndarray  # int32
     detokenizer: Detokenizer
-    observer: Observer
     wake: Callable[[bool], None]  # called after each change; True with the end
+    observer: Observer | None = None
+    on_end: tuple[Callable[[Output], None], ...] = ()
+    params: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    salted: bool = False
     keep_stop: bool = False
+    cut: int = 0  # tokens that the prompt has lost at its beginning
     arrived: float = field(default_factory=time.monotonic)
+    sent: float = field(default_factory=time.monotonic)  # its prompt is tokenized, the request leaves for the scheduler
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     scores: list[PromptScores] = field(default_factory=list)
     text: str = ""  # all that is safe to show; after the end: all
     cached: int = 0
     finish: Finish | None = None
+    queued: float | None = None  # seconds from arrival to the first plan
     first: float = 0.0
     last: float = 0.0
+    ended: float = 0.0
     _shown: int = 0  # ids that the detokenizer has seen
     _end: Finished | None = None
 
     def start(self, effect: Prefilled) -> None:
         """The prompt is computed."""
         self.cached = effect.cached
+        self.queued = effect.queued
 
     def receive(self, token: int, logprobs: TokenLogprobs | None) -> None:
         """One more token; `settle` follows once the whole batch has been received."""
@@ -80,6 +94,8 @@ class Output:
         self._end = effect
         if self.finish is None:
             self.cached = effect.cached
+        if self.observer is not None:
+            self.observer.left(effect.retractions)
 
     def fail(self, message: str) -> None:
         """The engine is gone."""
@@ -132,7 +148,11 @@ class Output:
             return
         self._cut(keep)
         self.finish = finish
-        self.observer.ended(time.monotonic() - self.arrived)
+        self.ended = time.monotonic()
+        if self.observer is not None:
+            self.observer.ended(self)
+        for told in self.on_end:
+            told(self)
         self.wake(True)
 
     def _measure(self) -> None:
@@ -142,9 +162,10 @@ class Output:
         now = time.monotonic()
         if not self.first:
             self.first = now
-            self.observer.first_token(now - self.arrived)
+            if self.observer is not None:
+                self.observer.first_token(self)
             fresh -= 1
-        if fresh:
+        if fresh and self.observer is not None:
             self.observer.next_tokens(now - (self.last or now), fresh)
         self.last = now
 

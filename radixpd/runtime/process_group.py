@@ -1,8 +1,9 @@
 """The children of one server: start, watch, drain, end. Knows processes and signals, nothing of models or requests.
 
-States: running -> draining (a signal arrived: the API finishes its requests, then all exit) or failing (a child died, or a later signal
-forces the end: the API tells its clients, then all are killed). Invariants: `watch` waits only in one `select` (exits by pidfd, signals
-by wake-up fd, one deadline), and after `close` no child is left. Called by the supervisor, in the main thread.
+States: running -> draining (a signal arrived: the API finishes its requests, then all exit) or failing (a child died or is stuck, or a
+later signal forces the end: the API tells its clients, then all are killed). Invariants: `watch` waits only in one `select` (exits by
+pidfd, signals by wake-up fd, signs of life by pipe, one deadline), and after `close` no child is left. Called by the supervisor, in the
+main thread.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import selectors
 import signal
@@ -22,7 +24,8 @@ from types import TracebackType
 
 import msgspec
 
-from radixpd.runtime.child import EXIT_CONFIG, EXIT_FAILED, EXIT_START, Launch
+from radixpd.runtime.child import EXIT_CONFIG, EXIT_FAILED, EXIT_START, Launch, ending
+from radixpd.runtime.watchdog import TICK, Watchdog
 
 __all__ = ["API", "ProcessGroup"]
 
@@ -32,6 +35,7 @@ FAIL_GRACE = 3.0  # seconds for the API to answer open requests with an error
 FORCED_GRACE = 1.0  # the same, when a second signal forces the end
 REPEAT = 2.0  # one stop may arrive as several signals (from the terminal or `timeout`, and forwarded): so long they are the same one
 DRAIN_GRACE = 10.0  # on top of the drain timeout, for what follows the drain
+STACK_GRACE = 2.0  # for the stacks of all children to arrive
 LAST_GRACE = 5.0  # for the other children once the API has ended well: nothing is left to lose
 
 logger = logging.getLogger(__name__)
@@ -48,12 +52,15 @@ class Child:
 
 class ProcessGroup:
     """A context manager: signals are caught from entry on, children die at exit. `until`: descriptors; once one is readable, `watch`
-    returns."""
+    returns. The `watchdog` says when a child is stuck; the default one waits for ever."""
 
-    def __init__(self, *, drain_timeout: float, until: tuple[int, ...] = ()) -> None:
+    def __init__(self, *, drain_timeout: float, until: tuple[int, ...] = (), watchdog: Watchdog | None = None) -> None:
         self.failure = ""  # what ended the group, if it was not told to end
         self._drain_timeout = drain_timeout
         self._until = until
+        self._watchdog = watchdog or Watchdog()
+        self._next_tick = time.monotonic() + TICK
+        self._not_before = 0.0  # a failing group waits so long for stacks
         self._children: dict[int, Child] = {}  # by pidfd; the ones not reaped yet
         self._state = "running"
         self._deadline: float | None = None
@@ -65,8 +72,8 @@ class ProcessGroup:
         self._woken, self._waker = socket.socketpair()
         for end in (self._woken, self._waker):
             end.setblocking(False)
-        for end in (self._woken, *self._until):
-            self._selector.register(end, selectors.EVENT_READ)
+        for descriptor in (self._woken.fileno(), *self._until):
+            self._selector.register(descriptor, selectors.EVENT_READ)
         self._old_wakeup = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         # Under nohup SIGHUP is ignored, and stays so.
         caught = [s for s in STOP_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
@@ -78,6 +85,7 @@ class ProcessGroup:
         for number, handler in self._old_signals.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._old_wakeup)
+        self._watchdog.close()
         self._selector.close()
         self._woken.close()
         self._waker.close()
@@ -86,31 +94,41 @@ class ProcessGroup:
         """Start `python -m module` and hand it its launch record; returns the process id."""
         # The child inherits the mask: a signal to the process group waits until `child.begin` has decided about it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        signs, watch_fd = self._watchdog.open()
         try:
-            process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=pass_fds)
+            process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=(*pass_fds, watch_fd))
         finally:
+            os.close(watch_fd)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._watchdog.watch(signs, name, process.pid)
+        self._selector.register(signs, selectors.EVENT_READ)
         child = Child(name, process, os.pidfd_open(process.pid))
         self._children[child.pidfd] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ)
-        _write_line(child, msgspec.json.encode(replace(launch, parent=os.getpid())))
+        _write_line(child, msgspec.json.encode(replace(launch, parent=os.getpid(), name=name, watch_fd=watch_fd)))
         return process.pid
 
     def watch(self) -> int:
         """Wait until all children have exited or the deadline has passed; returns the exit code of the server."""
         while self._children:
-            timeout = None if self._deadline is None else self._deadline - time.monotonic()
-            if timeout is not None and timeout <= 0:
+            now = time.monotonic()
+            if self._deadline is not None and now >= self._deadline:
                 if self._state == "draining":
                     logger.warning("ending what still runs: %s", ", ".join(child.name for child in self._children.values()))
                 break
-            for key, _ in self._selector.select(timeout):
+            for key, _ in self._selector.select(min(self._deadline or math.inf, self._next_tick) - now):
                 if key.fd == self._woken.fileno():
                     self._signalled()
                 elif key.fd in self._until:
                     return 0
-                else:
+                elif key.fd in self._children:
                     self._exited(key.fd)
+                elif key.fd in self._watchdog.descriptors:
+                    self._heard(key.fd)
+            if time.monotonic() >= self._next_tick:
+                # One tick, however late: if this process was paused, the others were too.
+                self._next_tick = time.monotonic() + TICK
+                self._stuck(self._watchdog.tick())
         return self._code
 
     def close(self) -> None:
@@ -154,6 +172,22 @@ class ProcessGroup:
         elif child.name == API:
             self._end_within(0)
 
+    def _heard(self, fd: int) -> None:
+        report = self._watchdog.hear(fd)
+        if fd not in self._watchdog.descriptors:
+            self._selector.unregister(fd)
+        self._stuck(report)
+
+    def _stuck(self, message: str) -> None:
+        """A child does not go on: every child shows where it is, then the group ends."""
+        if not message or self._state == "failing":
+            return
+        self._state = "failing"
+        self._code = EXIT_FAILED
+        self._watchdog.dump(wake=True)
+        self._not_before = time.monotonic() + STACK_GRACE
+        self._tell_api(message, grace=FAIL_GRACE)
+
     def _fail(self, name: str, code: int) -> None:
         self._state = "failing"
         if code in (EXIT_CONFIG, EXIT_START):
@@ -161,7 +195,7 @@ class ProcessGroup:
             self._code = code
             self._end_within(0)
             return
-        message = f"the {name} process {_how(code)}"
+        message = f"the {name} process {ending(code)}"
         self._code = EXIT_FAILED
         self._tell_api(message, grace=FAIL_GRACE)
 
@@ -178,7 +212,7 @@ class ProcessGroup:
         return next((child for child in self._children.values() if child.name == API), None)
 
     def _end_within(self, seconds: float) -> None:
-        self._deadline = time.monotonic() + seconds
+        self._deadline = max(time.monotonic() + seconds, self._not_before)
 
     def _reap(self, pidfd: int) -> Child:
         child = self._children.pop(pidfd)
@@ -197,9 +231,3 @@ def _write_line(child: Child, line: bytes) -> None:
     with contextlib.suppress(BrokenPipeError):
         child.process.stdin.write(line + b"\n")
         child.process.stdin.flush()
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    return f"was killed by signal {-code} ({signal.strsignal(-code)})"

@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from radixpd.config.resolve import from_json
-from radixpd.errors import ConfigError
+from radixpd.errors import BadRequest, ConfigError
 from radixpd.runtime import child
 from radixpd.runtime.links import Addresses, Receiver, Sender
-from radixpd.runtime.messages import Failed, RunnerReady, Shutdown, Step, Stepped, ToRunner
+from radixpd.runtime.messages import Control, Failed, Reply, RunnerReady, Shutdown, Step, Stepped, ToRunner
+from radixpd.runtime.orders import ORDERS, obey
+from radixpd.runtime.watchdog import BEAT, Pulse
 
 if TYPE_CHECKING:
+    from radixpd.engine.profile import Profiler
     from radixpd.engine.runner import Runner
 
 __all__ = ["main"]
@@ -44,13 +47,48 @@ def _load(launch: child.Launch) -> tuple[Runner, RunnerReady]:
     return runner, RunnerReady(resolved.pages, resolved.page_size, runner.fingerprint, time.monotonic() - began)
 
 
-def _run_steps(runner: Runner, plans: Receiver[ToRunner], results: Sender) -> int:
+class _Orders:
+    """What the runner does between steps beside computing."""
+
+    def __init__(self, launch: child.Launch) -> None:
+        self._launch = launch
+        self._profiler: Profiler | None = None  # from the first order on that is about a profile
+
+    def answer(self, order: Control) -> Reply:
+        """Carry it out; what cannot be done is told in the reply."""
+        try:
+            if order.action in ORDERS:
+                return Reply(order.id, obey(order.action, order.args))
+            if order.action == "start_profile":
+                self._profiles().start(**order.args)
+                return Reply(order.id, {})
+            if order.action == "stop_profile":
+                return Reply(order.id, {"path": self._profiles().stop()})
+        except BadRequest as error:
+            return Reply(order.id, {}, str(error))
+        return Reply(order.id, {}, f"unknown action {order.action}")
+
+    def stepped(self) -> None:
+        """A step has run."""
+        if self._profiler is not None:
+            self._profiler.stepped()
+
+    def _profiles(self) -> Profiler:
+        from radixpd.engine.profile import Profiler
+
+        if self._profiler is None:
+            self._profiler = Profiler(from_json(self._launch.resolved).settings.observe.profile_folder, rank=self._launch.rank)
+        return self._profiler
+
+
+def _run_steps(runner: Runner, plans: Receiver[ToRunner], results: Sender, orders: _Orders, pulse: Pulse) -> int:
     """Run plans until `Shutdown`, or until the parent is gone; the exit code."""
     poller = zmq.Poller()
     poller.register(plans.socket, zmq.POLLIN)
     poller.register(child.CONTROL_FD, zmq.POLLIN)
     while True:
-        if any(socket == child.CONTROL_FD for socket, _ in poller.poll()) and child.parent_is_gone():
+        pulse.beat()
+        if any(socket == child.CONTROL_FD for socket, _ in poller.poll(int(BEAT * 1000))) and child.parent_is_gone():
             return child.EXIT_FAILED
         for message in plans.drain():
             match message:
@@ -58,6 +96,10 @@ def _run_steps(runner: Runner, plans: Receiver[ToRunner], results: Sender) -> in
                     began = time.perf_counter()
                     result = runner.step(plan)
                     results.send(Stepped(replace(result, seconds=result.seconds or time.perf_counter() - began)))
+                    orders.stepped()
+                    pulse.beat()
+                case Control():
+                    results.send(orders.answer(message))
                 case Shutdown():
                     return 0
 
@@ -71,7 +113,7 @@ def _body(launch: child.Launch) -> int:
         runner, ready = _load(launch)
         results.send(ready)
         with closing(runner):
-            return _run_steps(runner, plans, results)
+            return _run_steps(runner, plans, results, _Orders(launch), Pulse(launch.watch_fd))
     except ConfigError:
         raise
     except Exception as error:

@@ -8,10 +8,7 @@ every second (its heartbeat), a step that takes longer than the watchdog allows 
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +20,7 @@ import zmq
 from radixpd.config.resolve import Resolved, from_json
 from radixpd.core.effects import ClientEffect, Finished, Prefilled, PromptScored, TokensOut
 from radixpd.core.load import LoadSnapshot
-from radixpd.core.scheduler import Scheduler
+from radixpd.core.scheduler import PAUSE_MODES, Scheduler
 from radixpd.core.tree_view import cache_view
 from radixpd.errors import EngineFailed
 from radixpd.runtime import child
@@ -45,13 +42,17 @@ from radixpd.runtime.messages import (
     Stepped,
     Stop,
 )  # fmt: skip
+from radixpd.runtime.orders import ORDERS, obey
 from radixpd.runtime.step_log import StepLog
+from radixpd.runtime.watchdog import BEAT, Pulse
 
 __all__ = ["Links", "Loop", "batch", "main"]
 
 LOAD_INTERVAL = 0.05
 HEARTBEAT = 1.0  # seconds after which a load is sent that has not changed
+PAUSED = 3.0  # seconds between two turns, which come several times a second
 LINGER_MS = 1000
+PAUSES = {f"pause_{mode}": mode for mode in PAUSE_MODES}
 
 logger = logging.getLogger(__name__)
 
@@ -79,22 +80,22 @@ class Links:
 class Loop:
     """Runs one scheduler until `Shutdown`. Raises `EngineFailed` when the group must end."""
 
-    def __init__(
-        self, scheduler: Scheduler, links: Links, *, resolved: Resolved, events: Publisher | None, runner_pids: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, links: Links, *, resolved: Resolved, events: Publisher | None, pulse: Pulse) -> None:
         self._scheduler = scheduler
         self._links = links
         self._events = events
-        self._runner_pids = runner_pids
+        self._pulse = pulse
         self._pages = resolved.pages
         self._seed = resolved.seed
         self._watchdog = resolved.settings.server.watchdog_timeout
         self._log = StepLog(resolved.settings.scheduler.decode_log_interval)
         self._flushes: list[int] = []  # ids of flushes that have no answer yet
+        self._pauses: list[int] = []  # and of pauses
         self._ready = False
         self._stopping = False
         self._plans = 0
         self._progress = 0.0  # when the runner last answered, or got work after a pause
+        self._turned = 0.0
         self._load: LoadSnapshot | None = None  # as last sent
         self._load_sent = 0.0
         self._load_stale = False
@@ -112,11 +113,17 @@ class Loop:
 
     def turn(self, now: float) -> bool:
         """Do everything that can be done without waiting; whether that was anything."""
+        self._pulse.beat()
+        if now - self._turned > PAUSED:
+            # Time in which this process did not run, most likely none did (a machine asleep, a container paused), proves nothing.
+            self._progress += now - self._turned
+        self._turned = now
         moved = self._take_from_api(now)
         moved |= self._take_from_runner(now)
         self._answer_flushes()
         moved |= self._plan(now)
         self._hand_out()
+        self._answer_pauses()
         self._load_stale |= moved
         self._send_load(now)
         self._check_watchdog(now)
@@ -140,33 +147,59 @@ class Loop:
                     self._scheduler.abort(rid, text, status, now)
                 case Stop(rid, keep, matched):
                     self._scheduler.stop(rid, keep, matched, now)
+                case Control(to="runner"):
+                    self._pass_on(message)
                 case Control(number, "flush_cache"):
                     self._flushes.append(number)
                     self._answer_flushes()
+                case Control(number, action) if action in PAUSES:
+                    self._scheduler.pause(PAUSES[action], now)
+                    self._pauses.append(number)
                 case Control(number, action):
-                    self._links.to_api.send(self._answer(number, action))
+                    self._links.to_api.send(self._answer(number, action, message.args))
                 case Shutdown():
                     self._stopping = True
         return moved
 
-    def _answer(self, number: int, action: str) -> Reply:
+    def _pass_on(self, order: Control) -> None:
+        """The runner's replies come back through `_take_from_runner`; before it is ready it would answer too late to matter."""
+        if self._ready:
+            self._links.to_runner.send(order)
+        else:
+            self._links.to_api.send(Reply(order.id, {}, "the model runner is not ready yet"))
+
+    def _answer(self, number: int, action: str, args: dict[str, Any]) -> Reply:
         if action == "state":
             return Reply(number, self._scheduler.state())
         if action == "cache_tree":
             view = cache_view(self._scheduler.cache, self._scheduler.table)
             return Reply(number, msgspec.to_builtins(view, builtin_types=(bytes,)))
+        if action == "continue":
+            self._scheduler.resume()
+            return Reply(number, {})
+        if action in ORDERS:
+            return Reply(number, obey(action, args))
         return Reply(number, {}, f"unknown action {action}")
 
     def _answer_flushes(self) -> None:
         """A flush waits for steps in flight of requests that have ended (a client may flush right after an answer), never for a request."""
-        if self._flushes and (self._scheduler.flush() or self._scheduler.requests):
-            error = "requests are running" if self._scheduler.requests else ""
+        if self._flushes and (self._scheduler.flush() or self._scheduler.in_use):
+            error = "requests are running" if self._scheduler.in_use else ""
             if not error and self._ready:
                 # Before the answer, so that a client that has it reads an empty cache in /metrics.
                 self._links.to_api.send(Load(self._scheduler.load()))
             for number in self._flushes:
                 self._links.to_api.send(Reply(number, {}, error))
             self._flushes.clear()
+
+    def _answer_pauses(self) -> None:
+        """Once the runner is still, and the clients have been told what it did last. A pause that is over is answered too."""
+        if self._pauses and not (self._scheduler.paused and self._scheduler.in_flight):
+            if self._ready:
+                self._links.to_api.send(Load(self._scheduler.load()))
+            for number in self._pauses:
+                self._links.to_api.send(Reply(number, {}))
+            self._pauses.clear()
 
     def _take_from_runner(self, now: float) -> bool:
         moved = False
@@ -176,11 +209,14 @@ class Loop:
                 case Stepped(result):
                     self._scheduler.apply(result, now)
                     self._progress = now
+                case Reply():
+                    self._links.to_api.send(message)
                 case RunnerReady(pages):
                     if pages != self._pages:
                         raise EngineFailed(f"the model runner has {pages} KV pages where {self._pages} were decided")
                     self._scheduler.identify(message.fingerprint)
                     logger.info("the model runner is ready after %.1f s", message.load_seconds)
+                    self._links.to_api.send(message)
                     self._ready = True
                 case Failed(text):
                     raise EngineFailed(text)
@@ -223,20 +259,20 @@ class Loop:
     def _check_watchdog(self, now: float) -> None:
         if self._scheduler.in_flight == 0 or now - self._progress < self._watchdog:
             return
-        for pid in self._runner_pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR2)
-        raise EngineFailed(f"the model runner has not answered for {self._watchdog:g} s (--watchdog-timeout)")
+        message = f"the runner process has not answered for {self._watchdog:g} s (--watchdog-timeout)"
+        if not self._pulse.stuck(message):
+            raise EngineFailed(message)
+        self._progress = now  # the supervisor ends the group
 
     def _wait(self) -> None:
         now = time.monotonic()
-        waits = []
+        waits = [BEAT]
         if self._scheduler.in_flight:
             waits.append(self._progress + self._watchdog - now)
         if self._ready:
             waits.append(self._load_sent + (LOAD_INTERVAL if self._load_stale else HEARTBEAT) - now)
         # Rounded up: a timeout of 0 ms just before a deadline would spin.
-        timeout = max(0, int(min(waits) * 1000) + 1) if waits else None
+        timeout = max(0, int(min(waits) * 1000) + 1)
         if any(socket == child.CONTROL_FD for socket, _ in self._poller.poll(timeout)) and child.parent_is_gone():
             raise EngineFailed("the supervisor is gone")
 
@@ -291,7 +327,7 @@ def _body(launch: child.Launch) -> int:
             eos_ids=resolved.eos_ids,
         )
         try:
-            Loop(scheduler, links, resolved=resolved, events=events, runner_pids=launch.runner_pids).run()
+            Loop(scheduler, links, resolved=resolved, events=events, pulse=Pulse(launch.watch_fd)).run()
         except (EngineFailed, msgspec.MsgspecError) as error:
             logger.error("ending the server: %s", error)
             links.to_api.send(Failed(str(error) if isinstance(error, EngineFailed) else "a message between processes was damaged"))

@@ -8,24 +8,33 @@ that nothing here imports upward.
 from __future__ import annotations
 
 import errno
+import faulthandler
+import json
 import logging
+import os
 import secrets
 import shutil
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from radixpd.config.resolve import Resolved, read_machine_facts, read_model_facts, resolve, to_json
-from radixpd.config.settings import Settings
+from radixpd.config.settings import ObserveSettings, Settings
 from radixpd.errors import ConfigError
-from radixpd.runtime.child import Launch, log_to_stderr
+from radixpd.models.spec import ModelSpec
+from radixpd.runtime.child import Launch, name_process
+from radixpd.runtime.defaults import defaults_of
+from radixpd.runtime.logs import log_to_stderr
 from radixpd.runtime.model_files import prepare_in_child
 from radixpd.runtime.process_group import API, ProcessGroup
+from radixpd.runtime.watchdog import Watchdog
 
-__all__ = ["bind", "decide", "private_directory", "serve", "start", "start_engine"]
+__all__ = ["bind", "decide", "new_directory", "private_directory", "serve", "start", "start_engine"]
 
 BACKLOG = 1024
 LONGEST_IPC_DIRECTORY = 80  # a socket's path may have 107 bytes in all
@@ -38,25 +47,57 @@ def serve(settings: Settings, *, entries: dict[str, str]) -> int:
 
     `entries`: module names of api, scheduler and runner. What does not fit is a `ConfigError` before any of them starts.
     """
-    log_to_stderr("supervisor", settings.observe.log_level)
+    began = time.monotonic()
+    observe = settings.observe
+    log_to_stderr("supervisor", observe.log_level, observe.log_format)
+    name_process("radixpd")
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    watchdog = Watchdog(settings.server.watchdog_timeout, observe.soft_watchdog_timeout)
     try:
         with bind(settings.server.host, settings.server.port) as listener:
+            _prepare_folders(observe)
             resolved = decide(settings)
             for note in resolved.notes:
                 logger.info("%s", note)
-            with private_directory() as directory, ProcessGroup(drain_timeout=settings.server.drain_timeout) as group:
-                start(group, entries, resolved=to_json(resolved), directory=directory, listener=listener, settings=settings)
+            with (
+                private_directory() as directory,
+                ProcessGroup(drain_timeout=settings.server.drain_timeout, watchdog=watchdog) as group,
+            ):
+                start(group, entries, resolved=to_json(resolved), directory=directory, listener=listener, settings=settings, began=began)
                 return group.watch()
     except KeyboardInterrupt:
         # Only before the group exists, when there is nothing to drain.
         return 128 + signal.SIGINT
 
 
+def _prepare_folders(observe: ObserveSettings) -> None:
+    """The folders that something may have to be written into in a bad moment exist and can be written to."""
+    for flag, folder in (("--crash-dump-folder", observe.crash_dump_folder), ("--profile-folder", observe.profile_folder)):
+        if folder is None:
+            continue
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{flag} {folder}: {error.strerror}") from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"{flag} {folder}: this user cannot write there")
+
+
 def start(
-    group: ProcessGroup, entries: dict[str, str], *, resolved: str, directory: str, listener: socket.socket, settings: Settings
+    group: ProcessGroup,
+    entries: dict[str, str],
+    *,
+    resolved: str,
+    directory: str,
+    listener: socket.socket,
+    settings: Settings,
+    began: float,
 ) -> None:
-    """Start the children of one server."""
-    launch = Launch(resolved=resolved, directory=directory, parent=0, log_level=settings.observe.log_level)
+    """Start the children of one server. `began`: when the command did."""
+    observe = settings.observe
+    launch = Launch(
+        resolved=resolved, directory=directory, parent=0, log_level=observe.log_level, log_format=observe.log_format, began=began
+    )
     start_engine(group, entries, launch)
     fd = listener.fileno()
     group.spawn(API, entries["api"], replace(launch, listen_fd=fd), pass_fds=(fd,))
@@ -65,9 +106,9 @@ def start(
 
 
 def start_engine(group: ProcessGroup, entries: dict[str, str], launch: Launch, *, pass_fds: tuple[int, ...] = ()) -> None:
-    """Start what computes. The runner comes first: it takes longest, and the scheduler is told its process id."""
-    runner = group.spawn("runner", entries["runner"], launch, pass_fds=pass_fds)
-    group.spawn("scheduler", entries["scheduler"], replace(launch, runner_pids=(runner,)), pass_fds=pass_fds)
+    """Start what computes. The runner comes first: it takes longest."""
+    for name in ("runner", "scheduler"):
+        group.spawn(name, entries[name], launch, pass_fds=pass_fds)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -91,23 +132,37 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-@contextmanager
-def private_directory() -> Iterator[str]:
-    """A 0700 directory for the links, removed at the end."""
+def new_directory() -> str:
+    """A 0700 directory whose path leaves room for the names of sockets."""
     base = tempfile.gettempdir()
     if len(base) > LONGEST_IPC_DIRECTORY:
         raise ConfigError(f"TMPDIR is too long for a socket's path: {len(base)} characters, at most {LONGEST_IPC_DIRECTORY}")
-    directory = tempfile.mkdtemp(prefix="radixpd-", dir=base)
+    return tempfile.mkdtemp(prefix="radixpd-", dir=base)
+
+
+@contextmanager
+def private_directory() -> Iterator[str]:
+    """A directory for the links, removed at the end."""
+    directory = new_directory()
     try:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def _check_model(directory: Path, given: str) -> None:
+    """Refuse a model that the runner cannot compute, before any process starts."""
+    try:
+        ModelSpec.from_config(json.loads((directory / "config.json").read_text(encoding="utf-8")))
+    except ConfigError as error:
+        raise ConfigError(f"--model-path {given}: {error}") from None
+
+
 def decide(settings: Settings) -> Resolved:
     """Look at the model and the machine, and replace every "decide for me" of the settings."""
     files = prepare_in_child(settings.model)
-    return resolve(
+    _check_model(Path(files.directory), settings.model.model_path)
+    resolved = resolve(
         settings,
         directory=files.directory,
         tokenizer_directory=files.tokenizer_directory,
@@ -115,3 +170,5 @@ def decide(settings: Settings) -> Resolved:
         machine=read_machine_facts(),
         seed=secrets.randbits(62),
     )
+    defaults_of(resolved)  # refuses what no request could ask for
+    return resolved

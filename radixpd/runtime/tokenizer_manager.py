@@ -8,11 +8,10 @@ the routes and by the offline interface.
 from __future__ import annotations
 
 import enum
-import logging
 import random
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,22 +21,23 @@ import numpy as np
 from radixpd.errors import BadRequest, EngineFailed, Overloaded
 from radixpd.runtime.admission import Ask, Limits
 from radixpd.runtime.client import Client
+from radixpd.runtime.defaults import Defaults
+from radixpd.runtime.fitting import cut, may_cut, output_limit
 from radixpd.runtime.messages import Generate
-from radixpd.runtime.off_loop import in_thread
+from radixpd.runtime.off_loop import Pace, in_thread
 from radixpd.runtime.output import Generation, Observer, Output
+from radixpd.runtime.request_log import RequestLog
 from radixpd.text.chat import ChatTemplate
 from radixpd.text.detokenizer import Detokenizer
 from radixpd.text.tokenizer import Tokenizer
 
-__all__ = ["State", "TokenizerManager"]
+__all__ = ["Prepared", "State", "TokenizerManager"]
 
 THREAD_ABOVE = 8192  # characters; shorter prompts are tokenized on the loop
 TEXT_SECONDS = 20.0  # for tokenizing or rendering one prompt
 MAX_SAMPLES = 4096  # of one request: prompts times n
 CONTEXT_IDS = 16  # prompt ids that the detokenizer sees for the left context
 DRAIN_RETRY = 5  # seconds
-
-logger = logging.getLogger(__name__)
 
 
 class State(enum.Enum):
@@ -50,12 +50,13 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    """One prompt, ready to be sent."""
+class Prepared:
+    """One prompt, ready to be sent. `cut`: tokens that it has lost at its beginning."""
 
     ask: Ask
     message: Generate
     group: str
+    cut: int
 
 
 @dataclass(slots=True, eq=False)
@@ -68,8 +69,10 @@ class TokenizerManager:
     limits: Limits
     observer: Observer
     seed: int
+    defaults: Defaults = field(default_factory=Defaults)
     max_queued: int | None = None
-    log_requests: bool = False
+    request_log: RequestLog = field(default_factory=RequestLog)
+    on_end: tuple[Callable[[Output], None], ...] = ()  # told about each output that has ended, except those without logs
     draining: bool = False
     warm: bool = False
     _random: random.Random = field(init=False)
@@ -95,25 +98,32 @@ class TokenizerManager:
             raise Overloaded(f"the server is {state.value}", retry_after=DRAIN_RETRY)
 
     async def submit(self, asks: Sequence[Ask], *, internal: bool = False) -> Generation:
-        """Start the prompts of one request. `internal` passes before the server is open (warm-up)."""
+        """Prepare and start the prompts of one request. `internal` passes before the server is open (warm-up)."""
         if not internal:
             self.check_open()
         samples = sum(ask.params.n for ask in asks)
         if samples > MAX_SAMPLES:
             raise BadRequest(f"a request may ask for at most {MAX_SAMPLES} outputs (prompts times n), got {samples}", param="n")
         arrived = time.monotonic()
-        prepared = [await self._prepare(ask, arrived) for ask in asks]
-        # No await from here on: checks and registration are one step.
+        prepared: list[Prepared] = []
+        pace = Pace()
+        for ask in asks:
+            prepared.append(await self.prepare(ask, arrived))
+            await pace.breathe()
+        return self.start(prepared, internal=internal)
+
+    def start(self, prepared: Sequence[Prepared], *, internal: bool = False) -> Generation:
+        """Send prompts that are ready. No await here: checks and registration are one step."""
         if not internal:
             self.check_open()
-            self._check_queue(samples)
+            self._check_queue(sum(len(item.message.rids) for item in prepared))
         self._check_rids(prepared)
         generation = Generation(self.client.abort)
-        generation.groups = tuple(self._outputs(item, generation, arrived) for item in prepared)
+        generation.groups = tuple(self._outputs(item, generation) for item in prepared)
         for item, outputs in zip(prepared, generation.groups):
             self.client.submit(item.message, outputs)
-            if self.log_requests:
-                logger.info("request rid=%s prompt=%d %s", item.group, len(item.message.prompt), item.message.params)
+            if not item.ask.no_logs:
+                self.request_log.received(outputs, item.ask.prompt)
         return generation
 
     async def encode(self, text: str, *, special: bool = True) -> np.ndarray:
@@ -160,9 +170,10 @@ class TokenizerManager:
 
     def abort(self, rid: str) -> int:
         """Abort one sample or all samples of a request; how many were still open."""
-        found = [name for name, output in self.client.outputs.items() if rid in (name, output.group)]
-        for name in found:
-            self.client.abort(name)
+        client = self.client
+        found = {*client.groups.get(rid, ()), *([rid] if rid in client.outputs else [])}
+        for name in sorted(found):
+            client.abort(name)
         return len(found)
 
     def abort_all(self, *, message: str = "aborted by the client", status: int = 499) -> int:
@@ -172,12 +183,14 @@ class TokenizerManager:
             self.client.abort(name, message, status)
         return len(found)
 
-    async def _prepare(self, ask: Ask, arrived: float) -> _Prepared:
-        prompt = await self.encode(ask.prompt, special=ask.special) if isinstance(ask.prompt, str) else ask.prompt
-        if not len(prompt):
+    async def prepare(self, ask: Ask, arrived: float) -> Prepared:
+        """Tokenize one prompt and check that it fits; nothing is sent."""
+        whole = await self._ids(ask)
+        if not len(whole):
             shown = _shown(ask.names, "text")
             raise BadRequest(f"{shown} is empty: it has no tokens", param=shown)
-        limit = self._limit(ask, len(prompt))
+        prompt = cut(whole, ask, self.limits, bos=self.tokenizer.bos_id)
+        limit = output_limit(ask, len(prompt), self.limits)
         logprobs = ask.params.logprobs
         if logprobs is not None and logprobs.start > len(prompt):
             raise BadRequest(
@@ -187,7 +200,7 @@ class TokenizerManager:
         seed = ask.params.seed if ask.seeded else self._random.getrandbits(62)
         group = ask.rid or uuid.uuid4().hex
         samples = ask.params.n
-        return _Prepared(
+        return Prepared(
             ask=ask,
             message=Generate(
                 rids=(group,) if samples == 1 else tuple(f"{group}-{index}" for index in range(samples)),
@@ -198,24 +211,24 @@ class TokenizerManager:
                 arrived=arrived,
             ),
             group=group,
+            cut=len(whole) - len(prompt),
         )
 
-    def _limit(self, ask: Ask, prompt: int) -> int:
-        longest, asked = self.limits.longest, ask.params.max_new_tokens
-        room = longest - prompt
-        if room >= 1 and ask.clamp:
-            return min(asked, room)
-        if asked <= room:
-            return asked
-        context = self.limits.context_length
-        what = "maximum context length" if longest == context else "KV pool"
-        wanted = 1 if ask.clamp else asked
-        raise BadRequest(
-            f"this server's {what} is {longest} tokens, but the request needs {prompt + wanted}: {prompt} in the prompt and {wanted} to "
-            "generate",
-            param=_shown(ask.names, "text" if room < min(asked, 1) else "max_new_tokens"),
-            code="context_length_exceeded",
-        )
+    async def _ids(self, ask: Ask) -> np.ndarray:
+        """The prompt's ids, before any cut."""
+        text = ask.prompt
+        if not isinstance(text, str):
+            return text
+        most = self.limits.longest * self.tokenizer.longest_token
+        if may_cut(ask, self.limits) and len(text) > most:
+            # Its end alone makes more tokens than can be kept.
+            bos = "" if self.tokenizer.bos_id is None else self.tokenizer.token_text(self.tokenizer.bos_id)
+            text = (bos if text.startswith(bos) else "") + text[len(bos) - most :]
+        try:
+            return await self.encode(text, special=ask.special)
+        except BadRequest as error:
+            error.param = _shown(ask.names, error.param or "text")
+            raise
 
     def _check_queue(self, samples: int) -> None:
         if self.max_queued is None:
@@ -228,17 +241,18 @@ class TokenizerManager:
         if queued > self.max_queued:
             raise Overloaded(f"the queue is full: --max-queued-requests is {self.max_queued}")
 
-    def _check_rids(self, prepared: Sequence[_Prepared]) -> None:
-        live = self.client.outputs
-        groups = {output.group for output in live.values()} if any(item.ask.rid for item in prepared) else set()
+    def _check_rids(self, prepared: Sequence[Prepared]) -> None:
+        live, groups = self.client.outputs, self.client.groups
         seen: set[str] = set()
         for item in prepared:
             for rid in {item.group, *item.message.rids}:
-                if rid in seen or rid in live or rid in groups:
+                if rid in seen:
+                    raise BadRequest(f"rid {rid} stands for two outputs of this request", param="rid", code="duplicate_rid")
+                if rid in live or rid in groups:
                     raise BadRequest(f"rid {rid} is in use by a live request", param="rid", code="duplicate_rid")
                 seen.add(rid)
 
-    def _outputs(self, item: _Prepared, generation: Generation, arrived: float) -> tuple[Output, ...]:
+    def _outputs(self, item: Prepared, generation: Generation) -> tuple[Output, ...]:
         ask, prompt = item.ask, item.message.prompt
         return tuple(
             Output(
@@ -246,17 +260,23 @@ class TokenizerManager:
                 group=item.group,
                 sample=index,
                 prompt=prompt,
+                cut=item.cut,
                 detokenizer=Detokenizer(
                     self.tokenizer,
                     context=prompt[-CONTEXT_IDS:],
-                    stop=ask.params.stop,
+                    rules=ask.rules,
                     skip_special=ask.skip_special,
                     keep_stop=ask.keep_stop,
+                    least=ask.params.min_new_tokens,
                 ),
-                observer=self.observer,
                 wake=generation.wake,
+                observer=self.observer if ask.log_metrics else None,
+                on_end=() if ask.no_logs else (self.request_log.ended, *self.on_end),
+                params=item.message.params,
+                priority=ask.priority,
+                salted=bool(ask.namespace),
                 keep_stop=ask.keep_stop,
-                arrived=arrived,
+                arrived=item.message.arrived,
             )
             for index, rid in enumerate(item.message.rids)
         )

@@ -62,6 +62,7 @@ class Generated(TypedDict):
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
+    prompt_token_ids: NotRequired[list[int]]
     index: NotRequired[int]
 
 
@@ -95,6 +96,8 @@ class CompletionChoice(TypedDict):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
+    prompt_token_ids: NotRequired[list[int]]
+    token_ids: NotRequired[list[int]]
     finish_reason: Literal["stop", "length"] | None
     matched_stop: NotRequired[int | str | None]
 
@@ -148,6 +151,7 @@ class ChatChoice(TypedDict):
     index: int
     message: ChatAnswer
     logprobs: ChatLogprobs | None
+    token_ids: NotRequired[list[int]]
     finish_reason: Literal["stop", "length"]
     matched_stop: int | str | None
 
@@ -159,6 +163,7 @@ class ChatCompletion(TypedDict):
     object: Literal["chat.completion"]
     created: int
     model: str
+    prompt_token_ids: NotRequired[list[int]]
     choices: list[ChatChoice]
     usage: UsageCount
 
@@ -176,6 +181,7 @@ class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
+    token_ids: NotRequired[list[int]]
     finish_reason: Literal["stop", "length"] | None
     matched_stop: NotRequired[int | str | None]
 
@@ -187,6 +193,7 @@ class ChatChunk(TypedDict):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    prompt_token_ids: NotRequired[list[int]]
     choices: list[ChatChunkChoice]
     usage: NotRequired[UsageCount | None]
 
@@ -219,9 +226,20 @@ class Tokenized(TypedDict):
 
 
 class Detokenized(TypedDict):
-    """The text of ids, or of each list of ids."""
+    """The text of ids, or of each list of ids; `prompt` (vLLM's name) always spells special tokens out: it stands for the same ids."""
 
     text: str | list[str]
+    prompt: str | list[str]
+
+
+class TokenizerInfo(TypedDict):
+    """The tokenizer's special tokens as texts, the default chat template, and the longest prompt."""
+
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+    vocab_size: int
+    model_max_length: int
 
 
 class Health(TypedDict):
@@ -231,7 +249,7 @@ class Health(TypedDict):
 
 
 class ModelInfo(TypedDict):
-    """The model."""
+    """The model; `tokenizer_path` is the folder of plain tokenizer files, for clients on this machine."""
 
     model_path: str
     tokenizer_path: str
@@ -247,6 +265,7 @@ class ServerInfo(TypedDict):
 
     version: str
     status: str
+    default_sampling_params: dict[str, dict[str, Any]]
     load: LoadSnapshot
     internal_states: list[dict[str, Any]]
 
@@ -257,7 +276,93 @@ class Flushed(TypedDict):
     success: Literal[True]
 
 
+class Paused(TypedDict):
+    """The runner is still."""
+
+    success: Literal[True]
+
+
+class Continued(TypedDict):
+    """Requests run again."""
+
+    success: Literal[True]
+
+
 class Aborted(TypedDict):
     """How many outputs were open and are being ended."""
 
     aborted: int
+
+
+class PageOwners(TypedDict):
+    """Pages of the pool; `locked` are some of the tree's."""
+
+    total: int
+    free: int
+    tree: int
+    locked: int
+    request: int
+
+
+class PageMap(TypedDict):
+    """Owners in the order of page ids: runs of cells, each an index into `owners` and a number of cells."""
+
+    pages_per_cell: int
+    runs: list[tuple[int, int]]
+
+
+class CacheNode(TypedDict):
+    """A node of the radix tree: `age` counts look-ups of the tree since its last use, `head` is its first token ids."""
+
+    id: int
+    parent: int | None
+    namespace: str
+    tokens: int
+    pages: int
+    locks: int
+    hits: int
+    age: int
+    children: int
+    preview: str | None
+    head: list[int] | None
+
+
+class CacheTree(TypedDict):
+    """The cache at a moment: parents before children; `texts`: whether previews and heads are told."""
+
+    page_size: int
+    pages: PageOwners
+    owners: list[str]
+    page_map: PageMap
+    texts: bool
+    nodes: list[CacheNode]
+    hidden_pages: int
+
+
+class LogSettings(TypedDict):
+    """`/configure_logging`: how it is now."""
+
+    log_level: str
+    log_requests: bool
+    log_requests_level: int
+    log_requests_format: Literal["text", "json"]
+
+
+class ProfileStarted(TypedDict):
+    """`/start_profile`."""
+
+    num_steps: int
+
+
+class ProfileWritten(TypedDict):
+    """`/stop_profile`: where the trace lies on the server's machine."""
+
+    path: str
+
+
+class Frozen(TypedDict):
+    """`/freeze_gc`: objects that each process's collector leaves alone from now on."""
+
+    api: int
+    scheduler: int
+    runner: int

@@ -13,14 +13,15 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from radixpd.errors import EngineFailed, RadixpdError
-from radixpd.server import admin_api, chat, info_api, native_api, openai_api, openapi, text_api
+from radixpd.server import admin_api, chat, info_api, native_api, openai_api, openapi, ops_api, page_api, text_api
+from radixpd.server.observe import observed
 from radixpd.server.replies import error_body, error_reply, status_reply
 from radixpd.server.service import SERVICE, Service, service_of
 from radixpd.server.stream import STREAM, event
 
 __all__ = ["build_app"]
 
-ROUTED = (native_api, openai_api, chat, text_api, info_api, admin_api, openapi)  # every module with routes
+ROUTED = (native_api, openai_api, chat, text_api, info_api, admin_api, ops_api, page_api, openapi)  # every module with routes
 MAX_BODY = 32 * 2**20
 OPEN_PATHS = frozenset(("/health",))
 INTERNAL = "internal error; the server's log has the details"
@@ -30,8 +31,9 @@ logger = logging.getLogger(__name__)
 
 def build_app(service: Service) -> web.Application:
     """The application for one server."""
-    app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors, _keys])
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[observed, _errors, _keys])
     app[SERVICE] = service
+    app[page_api.LOOKOUT] = page_api.Lookout(service)
     for module in ROUTED:
         app.router.add_routes(module.ROUTES)
     docs = {handler: doc for module in ROUTED for handler, doc in module.DOCS.items()}
@@ -45,7 +47,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except RadixpdError as error:
-        return error_reply(error)
+        return await _failed(request, error)
     except web.HTTPException as error:
         headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
         message = (
@@ -57,13 +59,18 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise
     except Exception:
         logger.exception("%s %s failed", request.method, request.path)
-        started = request.get(STREAM)
-        if started is None:
-            return status_reply(500, INTERNAL)
-        assert isinstance(started, web.StreamResponse)
-        await started.write(event(error_body(EngineFailed(INTERNAL))))
-        await started.write_eof()
-        return started
+        return await _failed(request, EngineFailed(INTERNAL))
+
+
+async def _failed(request: web.Request, error: RadixpdError) -> web.StreamResponse:
+    """The error as an answer, or as the last event of a stream that has begun."""
+    started = request.get(STREAM)
+    if started is None:
+        return error_reply(error)
+    assert isinstance(started, web.StreamResponse)
+    await started.write(event(error_body(error)))
+    await started.write_eof()
+    return started
 
 
 @web.middleware

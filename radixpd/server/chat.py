@@ -14,15 +14,15 @@ import msgspec
 from aiohttp import web
 
 from radixpd.errors import BadRequest
-from radixpd.runtime.admission import LATER, TOKENS, Ask, admit, refuse_later
+from radixpd.runtime.admission import LATER, Ask, admit, refuse_later
 from radixpd.runtime.output import Output
 from radixpd.server.answers import ChatChunk, ChatCompletion
 from radixpd.server.docs import Body, Doc, Schema, or_null, ref
-from radixpd.server.openai_shape import Envelope, Usage, chat_logprobs, ending, output_entries
+from radixpd.server.openai_shape import Envelope, Usage, chat_logprobs, ending, ids_of, output_entries, token_names
 from radixpd.server.openai_types import HARMLESS, WISHES, ChatBody, Wishes, split
 from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import Service, service_of
-from radixpd.server.stream import DONE, Piece, stream
+from radixpd.server.stream import DONE, Piece, intervals, stream
 
 __all__ = ["DOCS", "MESSAGES", "ROUTES", "rendered"]
 
@@ -62,13 +62,14 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     envelope = Envelope("chatcmpl", "chat.completion", "chat.completion.chunk", service.resolved.served_name)
     async with await service.manager.submit([ask]) as generation:
         usage = Usage(generation, shown.enable_cache_report, body.stream_options)
-        shape = _Shape(service, wanted=body.logprobs is True)
+        shape = _Shape(service, body)
+        ids = ids_of(body).of_prompt(generation.outputs[0])
         if body.stream:
-            frames = _ChatFrames(shape, envelope, usage, samples=ask.params.n)
-            return await stream(request, generation, frames, interval=shown.stream_interval)
+            frames = _ChatFrames(shape, envelope, usage, samples=ask.params.n, ids=ids)
+            return await stream(request, generation, frames, intervals=intervals([ask], shown.stream_interval))
         await generation.finished(aborts=True)
         choices = [shape.choice(index, output) for index, output in enumerate(generation.outputs)]
-        return json_reply(envelope.answer(choices, usage.count()))
+        return json_reply(envelope.answer(choices, usage.count(), ids))
 
 
 async def rendered(
@@ -95,53 +96,74 @@ async def rendered(
 
 
 class _Shape:
-    """Choices of one request; `wanted`: with log-probabilities."""
+    """Choices of one request. `echoed` is shown before each answer."""
 
-    def __init__(self, service: Service, *, wanted: bool) -> None:
+    def __init__(self, service: Service, body: ChatBody) -> None:
         self._tokenizer = service.manager.tokenizer
-        self._wanted = wanted
+        self._name = token_names(self._tokenizer, body)
+        self._wanted = body.logprobs is True
+        self._ids = ids_of(body)
+        self.echoed = _last_answer(body.messages) if body.echo else ""
 
     def choice(self, index: int, output: Output) -> dict[str, Any]:
         """A whole choice."""
-        message = {"role": "assistant", "content": output.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": self.logprobs(output, 0, len(output.ids)), **ending(output.finish)}
+        message = {"role": "assistant", "content": self.echoed + output.text, "refusal": None}
+        return {"index": index, "message": message, **self.parts(output, 0, len(output.ids)), **ending(output.finish)}
 
-    def logprobs(self, output: Output, start: int, stop: int) -> dict[str, Any] | None:
-        """Log-probabilities of ids `[start, stop)`."""
-        if not self._wanted:
-            return None
-        return chat_logprobs(self._tokenizer, output_entries(output.ids[start:stop], output.logprobs[start:stop]))
+    def parts(self, output: Output, start: int, stop: int) -> dict[str, Any]:
+        """What a choice tells of the ids `[start, stop)` besides their text."""
+        logprobs = None
+        if self._wanted:
+            entries = output_entries(output.ids[start:stop], output.logprobs[start:stop])
+            logprobs = chat_logprobs(self._tokenizer, self._name, entries)
+        return {"logprobs": logprobs, **self._ids.of_output(output, start, stop)}
+
+    def says(self, piece: Piece) -> bool:
+        """Whether a chunk with this piece says anything."""
+        return bool(piece.text) or ((self._wanted or self._ids.output) and piece.stop > piece.start)
 
 
 class _ChatFrames:
-    """Chunks of a chat completion."""
+    """Chunks of a chat completion. `ids`: what the first chunk tells of the prompt."""
 
     aborts_are_errors = True
 
-    def __init__(self, shape: _Shape, envelope: Envelope, usage: Usage, *, samples: int) -> None:
+    def __init__(self, shape: _Shape, envelope: Envelope, usage: Usage, *, samples: int, ids: dict[str, Any]) -> None:
         self._shape = shape
         self._usage = usage
         self._samples = samples
         self._head = envelope.chunk_head()
+        self._first_head = envelope.chunk_head(ids)
 
     def opening(self) -> bytes:
-        return b"".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self._samples))
+        chunks = [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self._samples)]
+        chunks[0] = self._first_head + chunks[0].removeprefix(self._head)
+        if self._shape.echoed:
+            chunks += [self._chunk(index, {"content": self._shape.echoed}) for index in range(self._samples)]
+        return b"".join(chunks)
 
     def frame(self, index: int, output: Output, piece: Piece) -> bytes:
-        logprobs = self._shape.logprobs(output, piece.start, piece.stop)
-        parts = b""
-        if piece.text or (logprobs and logprobs["content"]):
-            parts = self._chunk(index, {"content": piece.text}, logprobs=logprobs)
+        chunks = b""
+        if self._shape.says(piece):
+            chunks = self._chunk(index, {"content": piece.text}, parts=self._shape.parts(output, piece.start, piece.stop))
         if piece.finish is not None:
-            parts += self._chunk(index, {}, end=ending(piece.finish))
-        return parts
+            chunks += self._chunk(index, {}, end=ending(piece.finish))
+        return chunks
 
     def closing(self) -> bytes:
         return self._usage.last_chunk(self._head) + DONE
 
-    def _chunk(self, index: int, delta: dict[str, Any], *, logprobs: Any = None, end: dict[str, Any] | None = None) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, **(end or ending(None))}
+    def _chunk(self, index: int, delta: dict[str, Any], *, parts: dict[str, Any] | None = None, end: dict[str, Any] | None = None) -> bytes:
+        choice = {"index": index, "delta": delta, **(parts or {"logprobs": None}), **(end or ending(None))}
         return self._head + msgspec.json.encode(choice) + self._usage.tail()
+
+
+def _last_answer(messages: list[dict[str, Any]]) -> str:
+    """The text of a last message by the assistant."""
+    if messages[-1].get("role") != "assistant":
+        return ""
+    content = messages[-1].get("content") or ""
+    return content if isinstance(content, str) else " ".join(part["text"] for part in content)
 
 
 def _check(body: ChatBody) -> None:
@@ -167,7 +189,9 @@ async def _ask(body: ChatBody, wishes: Wishes, service: Service) -> Ask:
     options = {**wishes.options, "return_logprob": body.logprobs, "top_logprobs_num": body.top_logprobs}
     names = {**wishes.names, "text": "messages", "top_logprobs_num": "top_logprobs"}
     # Admission comes first: a request that is wrong anyway should not cost a template run.
-    ask = admit("", wishes.sampling, options, limits=service.manager.limits, names=names, default_tokens=TOKENS, special=False)
+    manager = service.manager
+    special = body.add_special_tokens is True
+    ask = admit("", wishes.sampling, options, limits=manager.limits, names=names, defaults=manager.defaults.chat, special=special)
     prompt = await rendered(
         service,
         body.messages,

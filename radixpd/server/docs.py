@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["JSON_TYPE", "TOKEN_IDS", "Body", "Doc", "Schema", "one_or_many", "or_null", "ref"]
+__all__ = ["JSON_TYPE", "TOKEN_IDS", "Body", "Doc", "Schema", "exactly_one", "one_or_many", "or_null", "ref"]
 
 JSON_TYPE = "application/json"
 
@@ -35,7 +35,12 @@ def or_null(schema: Schema) -> Schema:
     return {"anyOf": [*(schema["anyOf"] if schema.keys() == {"anyOf"} else [schema]), {"type": "null"}]}
 
 
-TOKEN_IDS: Schema = {"type": "array", "items": ref("TokenId")}
+def exactly_one(*names: str) -> Schema:
+    """The rule that one of these fields must be given, and no other of them."""
+    return {"oneOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in names]}
+
+
+TOKEN_IDS: Schema = {"type": "array", "items": ref("TokenId"), "minItems": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ class Body:
 
     `fields`: schemas that replace the struct's own; `ranges`: closed ranges of numbers; `wishes`: fields of `Sampling` and `Options` that
     the route reads, client's name -> native name; `harmless`: fields accepted without effect; `refused`: fields that must ask for nothing,
-    each with what does (`LATER`); `choice`: exactly one of these must be given.
+    each with what does (`LATER`); `rule`: what must hold besides; `lists`: how long a list may be that holds one value for each prompt.
     """
 
     kind: type[msgspec.Struct]
@@ -53,22 +58,24 @@ class Body:
     wishes: Mapping[str, str] = field(default_factory=dict)
     harmless: frozenset[str] = frozenset()
     refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    choice: tuple[str, ...] = ()
+    rule: Schema = field(default_factory=dict)
+    lists: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Doc:
     """One operation. Errors that every route can have (401 with keys, 500, those of a body) need not be named.
 
-    `answer`: the type of the answer, or None for text; `media`: its content type; `events`: the type of one event where
-    `stream` is true; `others`: statuses whose body is not the error shape, with the type of it; `errors`: statuses that are.
+    `answer`: the type of the answer, or None for text; `media`: its content types; `parameters`: schemas of query parameters, and of those
+    parts of the path that are not any text; `events`: the type of one event where `stream` is true; `others`: statuses whose body is not
+    the error shape, with the type of it; `errors`: statuses that are.
     """
 
     summary: str
     answer: Any = None
-    media: str = JSON_TYPE
+    media: tuple[str, ...] = (JSON_TYPE,)
     body: Body | None = None
-    query: Mapping[str, Schema] = field(default_factory=dict)
+    parameters: Mapping[str, Schema] = field(default_factory=dict)
     events: Any = None
     others: Mapping[int, Any] = field(default_factory=dict)
     errors: tuple[int, ...] = ()

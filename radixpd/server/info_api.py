@@ -39,10 +39,11 @@ async def health(request: web.Request) -> web.Response:
 
 
 def probe(manager: TokenizerManager, *, tokens: int = 1) -> Ask:
-    """A tiny request of the server's own. Its salt keeps it out of every client's cache."""
+    """A tiny request of the server's own: out of every client's cache, of the request log and of the latencies."""
     sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
     # Any id will do; not 0, which often is a padding token.
-    return admit([min(1, manager.limits.vocab_size - 1)], sampling, {"cache_salt": "\0probe"}, limits=manager.limits, names={})
+    ask = admit([min(1, manager.limits.vocab_size - 1)], sampling, {"cache_salt": "\0probe"}, limits=manager.limits, names={})
+    return dataclasses.replace(ask, no_logs=True, log_metrics=False)
 
 
 async def health_generate(request: web.Request) -> web.Response:
@@ -78,7 +79,7 @@ async def model_info(request: web.Request) -> web.Response:
     return json_reply(
         {
             "model_path": model.model_path,
-            "tokenizer_path": model.tokenizer_path or model.model_path,
+            "tokenizer_path": resolved.tokenizer_directory,
             "served_model_name": resolved.served_name,
             "is_generation": True,
             "has_chat_template": service.manager.template is not None,
@@ -116,5 +117,5 @@ DOCS = {
     server_info: Doc("Settings without secrets, sizes, load, state", answer=ServerInfo, errors=(503,)),
     model_info: Doc("The model", answer=ModelInfo),
     get_load: Doc("The scheduler's latest load", answer=LoadSnapshot),
-    metrics: Doc("Prometheus text", media="text/plain", errors=(404,)),
+    metrics: Doc("Prometheus text", media=("text/plain",), errors=(404,)),
 }

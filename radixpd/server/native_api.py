@@ -1,7 +1,8 @@
 """`/generate`: the native route, one prompt or a list of prompts, plain or streamed.
 
-Each streamed event carries the whole answer so far (text, output_ids, meta_info); the prompt's log-probabilities come with the first and
-the last event of an output. Fields of features that this server lacks are refused by name. Called by the application's router.
+Each streamed event carries the whole answer so far (text, output_ids, meta_info), or with `--incremental-streaming-output` what is new of
+it; what belongs to the prompt comes with the first and the last event of an output. Fields of features that this server lacks are refused
+by name. Called by the application's router.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ import msgspec
 from aiohttp import web
 
 from radixpd.errors import BadRequest
-from radixpd.runtime.admission import LATER, MAX_LIST, Ask, Limits, Sampling, admit, read, refuse_later
+from radixpd.runtime.admission import LATER, MAX_LIST, Ask, Sampling, admit, read, refuse_later
+from radixpd.runtime.off_loop import Pace
 from radixpd.runtime.output import Generation, Output
+from radixpd.runtime.tokenizer_manager import TokenizerManager
 from radixpd.server.answers import Generated
-from radixpd.server.docs import TOKEN_IDS, Body, Doc, one_or_many, or_null, ref
+from radixpd.server.batch import MAX_BATCH, check_rid, pick, pick_all
+from radixpd.server.docs import TOKEN_IDS, Body, Doc, exactly_one, one_or_many, or_null, ref
 from radixpd.server.native_shape import NativeShape
 from radixpd.server.replies import json_reply, read_object, warn_unknown
 from radixpd.server.service import Service, service_of
-from radixpd.server.stream import DONE, Piece, event, stream
+from radixpd.server.stream import DONE, Piece, event, intervals, stream
 
-__all__ = ["DOCS", "ROUTES"]
+__all__ = ["DOCS", "PER_PROMPT", "ROUTES", "SHARED", "GenerateBody", "token_ids"]
 
-MAX_BATCH = 4096
-HARMLESS = frozenset(("log_metrics", "no_logs", "custom_labels", "routing_key", "model"))
+HARMLESS = frozenset(("custom_labels", "routing_key", "model"))
+PER_PROMPT = ("rid", "return_logprob", "logprob_start_len", "top_logprobs_num", "priority", "extra_key", "cache_salt")
+SHARED = ("truncate_prompt_tokens", "no_logs", "log_metrics")
 
 Item = TypeVar("Item")
 
@@ -41,10 +46,14 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     top_logprobs_num: int | list[int] | None = None
     token_ids_logprob: list[Any] | None = None
     return_text_in_logprobs: bool | None = None
+    return_prompt_token_ids: bool | None = None
     stream: bool | None = None
     priority: int | list[int] | None = None
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
+    truncate_prompt_tokens: int | None = None
+    no_logs: bool | None = None
+    log_metrics: bool | None = None
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
@@ -56,35 +65,41 @@ async def generate(request: web.Request) -> web.StreamResponse:
     warn_unknown(raw, {*GenerateBody.__struct_fields__, *HARMLESS, *LATER})
     body = read(GenerateBody, raw)
     prompts, batch = _prompts(body)
-    asks = [_ask(body, prompt, index, len(prompts) if batch else None, service.manager.limits) for index, prompt in enumerate(prompts)]
+    asks, pace = [], Pace()
+    for index, prompt in enumerate(prompts):
+        asks.append(_ask(body, prompt, index, len(prompts) if batch else None, service.manager))
+        await pace.breathe()
+    shown = service.resolved.settings.generation
     async with await service.manager.submit(asks) as generation:
-        shapes = _shapes(service, asks, generation, texts=body.return_text_in_logprobs is True)
+        shapes = _shapes(body, service, asks, generation)
         if body.stream:
-            frames = _NativeFrames(shapes, many=batch or len(shapes) > 1)
-            return await stream(request, generation, frames, interval=service.resolved.settings.generation.stream_interval)
+            frames = _NativeFrames(shapes, many=batch or len(shapes) > 1, whole=not shown.incremental_streaming_output)
+            return await stream(request, generation, frames, intervals=intervals(asks, shown.stream_interval))
         await generation.finished()
-        answers = [
-            shape.answer(output, upto=len(output.ids), text=output.text, finish=output.finish)
-            for shape, output in zip(shapes, generation.outputs)
-        ]
+        answers = []
+        for shape, output in zip(shapes, generation.outputs):
+            answers.append(shape.answer(output, upto=len(output.ids), text=output.text, finish=output.finish))
+            await pace.breathe()
     return json_reply(answers if batch or len(answers) > 1 else answers[0])
 
 
 class _NativeFrames:
-    """Events of `/generate`: cumulative answers, with `index` when there are several outputs."""
+    """Events of `/generate`: `whole` answers so far or what is new, with `index` when there are several outputs."""
 
     aborts_are_errors = False
 
-    def __init__(self, shapes: list[NativeShape], *, many: bool) -> None:
+    def __init__(self, shapes: list[NativeShape], *, many: bool, whole: bool) -> None:
         self._shapes = shapes
         self._many = many
+        self._whole = whole
 
     def opening(self) -> bytes:
         return b""
 
     def frame(self, index: int, output: Output, piece: Piece) -> bytes:
         edge = piece.start == 0 or piece.finish is not None
-        answer = self._shapes[index].answer(output, upto=piece.stop, text=output.text, finish=piece.finish, with_prompt=edge)
+        start, text = (0, output.text) if self._whole else (piece.start, piece.text)
+        answer = self._shapes[index].answer(output, start=start, upto=piece.stop, text=text, finish=piece.finish, with_prompt=edge)
         if self._many:
             answer["index"] = index
         return event(answer)
@@ -93,12 +108,13 @@ class _NativeFrames:
         return DONE
 
 
-def _shapes(service: Service, asks: list[Ask], generation: Generation, *, texts: bool) -> list[NativeShape]:
+def _shapes(body: GenerateBody, service: Service, asks: list[Ask], generation: Generation) -> list[NativeShape]:
     """One shape per output; the samples of one prompt share theirs."""
     tokenizer = service.manager.tokenizer
+    texts, ids = body.return_text_in_logprobs is True, body.return_prompt_token_ids is True
     shapes: list[NativeShape] = []
     for ask, group in zip(asks, generation.groups):
-        shapes += [NativeShape(tokenizer, group[0], wish=ask.params.logprobs, texts=texts)] * len(group)
+        shapes += [NativeShape(tokenizer, group[0], wish=ask.params.logprobs, texts=texts, prompt_ids=ids)] * len(group)
     return shapes
 
 
@@ -122,33 +138,22 @@ def _counted(prompts: list[str | list[int]], name: str) -> list[str | list[int]]
     return prompts
 
 
-def _ask(body: GenerateBody, prompt: str | list[int], index: int, count: int | None, limits: Limits) -> Ask:
-    if count is not None and isinstance(body.rid, str):
-        raise BadRequest("rid must be a list, one for each prompt", param="rid")
-    sampling: dict[str, Any] = _pick(body.sampling_params, index, count, "sampling_params") or {}
+def _ask(body: GenerateBody, prompt: str | list[int], index: int, count: int | None, manager: TokenizerManager) -> Ask:
+    check_rid(body.rid, count)
+    sampling: dict[str, Any] = pick(body.sampling_params, index, count, "sampling_params") or {}
     refuse_later(sampling)
     warn_unknown(sampling, {*Sampling.__struct_fields__, *LATER})
-    options = {
-        name: _pick(getattr(body, name), index, count, name)
-        for name in ("rid", "return_logprob", "logprob_start_len", "top_logprobs_num", "priority", "extra_key", "cache_salt")
-    }
-    options["token_ids_logprob"] = _token_ids(body.token_ids_logprob, index, count)
+    options = pick_all({name: getattr(body, name) for name in PER_PROMPT}, index, count)
+    options |= {name: getattr(body, name) for name in SHARED}
+    options["token_ids_logprob"] = token_ids(body.token_ids_logprob, index, count)
     names = {} if isinstance(prompt, str) else {"text": "input_ids"}
-    return admit(prompt, sampling, options, limits=limits, names=names)
+    return admit(prompt, sampling, options, limits=manager.limits, names=names, defaults=manager.defaults.native)
 
 
-def _pick(value: Item | list[Item] | None, index: int, count: int | None, name: str) -> Item | None:
-    if not isinstance(value, list):
-        return value
-    if len(value) != (1 if count is None else count):
-        raise BadRequest(f"{name} holds {len(value)} values for {1 if count is None else count} prompts", param=name)
-    return value[index]
-
-
-def _token_ids(value: list[Any] | None, index: int, count: int | None) -> Any:
+def token_ids(value: list[Any] | None, index: int, count: int | None) -> Any:
     """One list of ids for all prompts, or a list of lists, one for each."""
     per_prompt = value is not None and any(isinstance(item, list) or item is None for item in value)
-    return _pick(value, index, count, "token_ids_logprob") if per_prompt else value
+    return pick(value, index, count, "token_ids_logprob") if per_prompt else value
 
 
 def _as(kind: type[Item], value: Any, name: str) -> Item:
@@ -168,11 +173,12 @@ DOCS = {
             fields={
                 "input_ids": or_null(one_or_many(TOKEN_IDS, MAX_BATCH)),
                 "sampling_params": or_null(one_or_many(ref("Sampling"), MAX_BATCH)),
-                "token_ids_logprob": or_null(one_or_many(or_null({**TOKEN_IDS, "maxItems": MAX_LIST}), MAX_BATCH)),
+                "token_ids_logprob": or_null(one_or_many(or_null({**TOKEN_IDS, "minItems": 0, "maxItems": MAX_LIST}), MAX_BATCH)),
             },
             harmless=HARMLESS,
             refused=LATER,
-            choice=("text", "input_ids"),
+            rule=exactly_one("text", "input_ids"),
+            lists=(1, MAX_BATCH),
         ),
         events=Generated,
         errors=(503,),

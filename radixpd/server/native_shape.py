@@ -51,15 +51,18 @@ def prompt_scores(output: Output) -> dict[int, tuple[float, np.ndarray, np.ndarr
 class NativeShape:
     """How the outputs of one prompt look; `first` is its sample 0, which carries the prompt's scores."""
 
-    def __init__(self, tokenizer: Tokenizer, first: Output, *, wish: LogprobParams | None, texts: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, first: Output, *, wish: LogprobParams | None, texts: bool, prompt_ids: bool) -> None:
         self._tokenizer = tokenizer
         self._first = first
         self._wish = wish
         self._texts = texts
+        self._prompt_ids = prompt_ids
         self._prompt: dict[str, Any] | None = None
 
-    def answer(self, output: Output, *, upto: int, text: str, finish: Finish | None, with_prompt: bool = True) -> dict[str, Any]:
-        """The answer so far: the first `upto` ids, `text`, and the end if it has come."""
+    def answer(
+        self, output: Output, *, upto: int, text: str, finish: Finish | None, start: int = 0, with_prompt: bool = True
+    ) -> dict[str, Any]:
+        """An answer: ids `[start, upto)`, `text`, and the end if it has come."""
         meta: dict[str, Any] = {
             "id": output.rid,
             "finish_reason": finish_reason(finish, upto),
@@ -71,8 +74,11 @@ class NativeShape:
         if self._wish is not None:
             if with_prompt:
                 meta |= self._prompt_fields(self._wish)
-            meta |= self._output_fields(output, self._wish, upto)
-        return {"text": text, "output_ids": output.ids[:upto], "meta_info": meta}
+            meta |= self._output_fields(output, self._wish, start, upto)
+        answer: dict[str, Any] = {"text": text, "output_ids": output.ids[start:upto], "meta_info": meta}
+        if self._prompt_ids and with_prompt:
+            answer["prompt_token_ids"] = output.prompt.tolist()
+        return answer
 
     def _triple(self, logprob: float | None, token: int) -> Triple:
         return [None if logprob is None else finite(logprob), token, self._tokenizer.token_text(token) if self._texts else None]
@@ -98,12 +104,12 @@ class NativeShape:
                 asked.append(self._triples(wish.token_ids, found[3]) if found else None)
         return _fields("input", wish, tokens=tokens, top=top, asked=asked)
 
-    def _output_fields(self, output: Output, wish: LogprobParams, upto: int) -> dict[str, Any]:
-        entries: list[TokenLogprobs | None] = output.logprobs[:upto]
+    def _output_fields(self, output: Output, wish: LogprobParams, start: int, upto: int) -> dict[str, Any]:
+        entries: list[TokenLogprobs | None] = output.logprobs[start:upto]
         return _fields(
             "output",
             wish,
-            tokens=[self._triple(entry.logprob if entry else None, token) for entry, token in zip(entries, output.ids)],
+            tokens=[self._triple(entry.logprob if entry else None, token) for entry, token in zip(entries, output.ids[start:upto])],
             top=[self._triples(entry.top_ids, entry.top_logprobs) if entry else None for entry in entries],
             asked=[self._triples(wish.token_ids, entry.asked) if entry else None for entry in entries],
         )

@@ -11,21 +11,33 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from radixpd.core.request import Finish
 from radixpd.errors import BadRequest
 from radixpd.runtime.admission import LATER, MAX_SAMPLES, MAX_TOP_LOGPROBS, Ask, admit
+from radixpd.runtime.off_loop import Pace
 from radixpd.runtime.output import Output
+from radixpd.runtime.tokenizer_manager import TokenizerManager
 from radixpd.server.answers import Completion, ModelCard, ModelList
+from radixpd.server.batch import MAX_BATCH, check_rid, pick_all
 from radixpd.server.docs import TOKEN_IDS, Body, Doc, one_or_many
-from radixpd.server.openai_shape import Envelope, Usage, completion_logprobs, ending, output_entries, prompt_entries
+from radixpd.server.openai_shape import (
+    Envelope,
+    Usage,
+    completion_logprobs,
+    ending,
+    ids_of,
+    output_entries,
+    prompt_entries,
+    token_names,
+)
 from radixpd.server.openai_types import HARMLESS, WISHES, CompletionBody, Wishes, split
 from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import Service, service_of
-from radixpd.server.stream import DONE, Piece, stream
+from radixpd.server.stream import DONE, Piece, intervals, stream
 
 __all__ = ["DOCS", "ROUTES"]
 
-DEFAULT_TOKENS = 16
-MAX_PROMPTS = 4096
+PER_PROMPT = ("rid", "priority", "extra_key", "cache_salt")
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -34,19 +46,25 @@ async def completions(request: web.Request) -> web.StreamResponse:
     service.manager.check_open()
     body, wishes = split(await read_object(request), CompletionBody)
     samples = _check(body, wishes)
-    asks = [_ask(body, wishes, prompt, service) for prompt in _prompts(body.prompt)]
-    if len(asks) > 1 and wishes.options.get("rid") is not None:
-        raise BadRequest("rid names one prompt: send one prompt, or no rid", param="rid")
+    prompts, batch = _prompts(body.prompt)
+    asks, pace = [], Pace()
+    for index, prompt in enumerate(prompts):
+        asks.append(_ask(body, wishes, prompt, index, len(prompts) if batch else None, service.manager))
+        await pace.breathe()
     shown = service.resolved.settings.generation
     envelope = Envelope("cmpl", "text_completion", "text_completion", service.resolved.served_name)
     async with await service.manager.submit(asks) as generation:
         usage = Usage(generation, shown.enable_cache_report, body.stream_options)
-        shape = _Shape(service, body, [ask.prompt if isinstance(ask.prompt, str) else None for ask in asks], asks[0].params.n)
+        shape = _Shape(service, body, [ask.prompt if isinstance(ask.prompt, str) else None for ask in asks])
         if body.stream:
-            return await stream(request, generation, _CompletionFrames(shape, envelope, usage), interval=shown.stream_interval)
+            frames = _CompletionFrames(shape, envelope, usage, samples=samples)
+            return await stream(request, generation, frames, intervals=intervals(asks, shown.stream_interval))
         await generation.finished(aborts=True)
         picked = [output for group in generation.groups for output in _best(group, samples)]
-        choices = [shape.choice(index, output) for index, output in enumerate(picked)]
+        choices = []
+        for index, output in enumerate(picked):
+            choices.append(shape.choice(index, index // samples, output))
+            await pace.breathe()
         return json_reply(envelope.answer(choices, usage.count()))
 
 
@@ -66,64 +84,73 @@ async def show_model(request: web.Request) -> web.Response:
 
 
 class _Shape:
-    """Choices of one request. `texts[i]` is prompt i as the client wrote it, None where it sent ids; `samples` per prompt."""
+    """Choices of one request. `texts[i]` is prompt i as the client wrote it, None where it sent ids."""
 
-    def __init__(self, service: Service, body: CompletionBody, texts: list[str | None], samples: int) -> None:
+    def __init__(self, service: Service, body: CompletionBody, texts: list[str | None]) -> None:
         self._tokenizer = service.manager.tokenizer
+        self._name = token_names(self._tokenizer, body)
         self._texts = texts
-        self._samples = samples
         self._echo = body.echo is True
         self._top = body.logprobs
+        self._ids = ids_of(body)
 
-    def echoed(self, index: int, output: Output) -> str:
-        """The prompt's text, if it is to be shown before output `index`."""
+    @property
+    def silent(self) -> bool:
+        """Whether a chunk without text says nothing."""
+        return self._top is None and not self._ids.output
+
+    def echoed(self, prompt: int, output: Output) -> str:
+        """The text of prompt number `prompt`, if it is to be shown before its output."""
         if not self._echo:
             return ""
-        text = self._texts[index // self._samples]
-        return self._tokenizer.decode(output.prompt) if text is None else text
+        text = self._texts[prompt]
+        return self._tokenizer.decode(output.prompt) if text is None or output.cut else text
 
-    def choice(self, index: int, output: Output) -> dict[str, Any]:
+    def choice(self, index: int, prompt: int, output: Output) -> dict[str, Any]:
         """A whole choice."""
-        echoed = self.echoed(index, output)
-        logprobs = self.logprobs(output, start=0, stop=len(output.ids), offset=0)
-        return {"index": index, "text": echoed + output.text, "logprobs": logprobs, **ending(output.finish)}
+        text = self.echoed(prompt, output) + output.text
+        return self.part(index, output, text, 0, len(output.ids), finish=output.finish, offset=0)[0]
 
-    def logprobs(self, output: Output, *, start: int, stop: int, offset: int) -> dict[str, Any] | None:
-        """Log-probabilities of ids `[start, stop)`, preceded by the prompt's when it is echoed and `start` is 0."""
-        if self._top is None:
-            return None
-        entries = output_entries(output.ids[start:stop], output.logprobs[start:stop])
-        if self._echo and start == 0:
-            entries = prompt_entries(output) + entries
-        return completion_logprobs(self._tokenizer, entries, top=self._top, offset=offset)
+    def part(
+        self, index: int, output: Output, text: str, start: int, stop: int, *, finish: Finish | None, offset: int
+    ) -> tuple[dict[str, Any], int]:
+        """A choice with ids `[start, stop)`; what belongs to the prompt comes with the first of them. `offset`: characters of the tokens
+        before; those up to its end are returned too."""
+        logprobs = None
+        if self._top is not None:
+            entries = output_entries(output.ids[start:stop], output.logprobs[start:stop])
+            if self._echo and start == 0:
+                entries = prompt_entries(output) + entries
+            logprobs, offset = completion_logprobs(self._tokenizer, self._name, entries, top=self._top, offset=offset)
+        ids = (self._ids.of_prompt(output) if start == 0 else {}) | self._ids.of_output(output, start, stop)
+        return {"index": index, "text": text, "logprobs": logprobs, **ids, **ending(finish)}, offset
 
 
 class _CompletionFrames:
-    """Chunks of a completion."""
+    """Chunks of a completion; `samples` outputs for each prompt."""
 
     aborts_are_errors = True
 
-    def __init__(self, shape: _Shape, envelope: Envelope, usage: Usage) -> None:
+    def __init__(self, shape: _Shape, envelope: Envelope, usage: Usage, *, samples: int) -> None:
         self._shape = shape
         self._usage = usage
+        self._samples = samples
         self._head = envelope.chunk_head()
         self._offsets: dict[int, int] = {}
-        self._begun: set[int] = set()
 
     def opening(self) -> bytes:
         return b""
 
     def frame(self, index: int, output: Output, piece: Piece) -> bytes:
         text = piece.text
-        if index not in self._begun:
-            self._begun.add(index)
-            text = self._shape.echoed(index, output) + text
-        logprobs = self._shape.logprobs(output, start=piece.start, stop=piece.stop, offset=self._offsets.get(index, 0))
-        if logprobs and logprobs["tokens"]:
-            self._offsets[index] = logprobs["text_offset"][-1] + len(logprobs["tokens"][-1])
-        if not text and logprobs is None and piece.finish is None:
+        if index not in self._offsets:
+            self._offsets[index] = 0
+            text = self._shape.echoed(index // self._samples, output) + text
+        if not text and piece.finish is None and self._shape.silent:
             return b""
-        choice = {"index": index, "text": text, "logprobs": logprobs, **ending(piece.finish)}
+        choice, self._offsets[index] = self._shape.part(
+            index, output, text, piece.start, piece.stop, finish=piece.finish, offset=self._offsets[index]
+        )
         return self._head + msgspec.json.encode(choice) + self._usage.tail()
 
     def closing(self) -> bytes:
@@ -140,35 +167,40 @@ def _check(body: CompletionBody, wishes: Wishes) -> int:
             raise BadRequest(f"best_of must be between n ({samples}) and {MAX_SAMPLES}, got {body.best_of}", param="best_of")
         if body.stream and body.best_of > samples:
             raise BadRequest("best_of above n cannot be streamed: the best are known at the end", param="best_of")
-        wishes.sampling["n"] = body.best_of
+        wishes.sampling["n"], wishes.names["n"] = body.best_of, "best_of"
     return samples
 
 
-def _ask(body: CompletionBody, wishes: Wishes, prompt: str | list[int], service: Service) -> Ask:
+def _ask(body: CompletionBody, wishes: Wishes, prompt: str | list[int], index: int, count: int | None, manager: TokenizerManager) -> Ask:
     ranked = body.best_of is not None and body.best_of > 1
+    check_rid(wishes.options.get("rid"), count)
     options = {
         **wishes.options,
+        **pick_all({name: getattr(body, name) for name in PER_PROMPT}, index, count),
         "return_logprob": body.logprobs is not None or ranked,
         "top_logprobs_num": body.logprobs or 0,
         "logprob_start_len": 0 if body.echo and body.logprobs is not None else -1,
     }
     names = {**wishes.names, "text": "prompt", "input_ids": "prompt", "top_logprobs_num": "logprobs"}
-    return admit(prompt, wishes.sampling, options, limits=service.manager.limits, names=names, default_tokens=DEFAULT_TOKENS)
+    special = body.add_special_tokens is not False
+    return admit(
+        prompt, wishes.sampling, options, limits=manager.limits, names=names, defaults=manager.defaults.completions, special=special
+    )
 
 
-def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
-    """A string, token ids, or a list of either."""
+def _prompts(prompt: str | list[Any]) -> tuple[list[str | list[int]], bool]:
+    """A string, token ids, or a list of either; and whether it was a list of them."""
     if isinstance(prompt, str):
-        return [prompt]
+        return [prompt], False
     kind: Any = list[str] if prompt and isinstance(prompt[0], str) else list[list[int]]
     single = bool(prompt) and isinstance(prompt[0], int)
     try:
         found = [msgspec.convert(prompt, list[int])] if single else msgspec.convert(prompt, kind)
     except msgspec.ValidationError as error:
         raise BadRequest(f"prompt: {error}", param="prompt") from None
-    if not 1 <= len(found) <= MAX_PROMPTS:
-        raise BadRequest(f"prompt must hold between 1 and {MAX_PROMPTS} prompts, got {len(found)}", param="prompt")
-    return list(found)
+    if not 1 <= len(found) <= MAX_BATCH:
+        raise BadRequest(f"prompt must hold between 1 and {MAX_BATCH} prompts, got {len(found)}", param="prompt")
+    return list(found), not single
 
 
 def _best(group: tuple[Output, ...], samples: int) -> list[Output]:
@@ -207,8 +239,9 @@ DOCS = {
         answer=Completion,
         body=Body(
             CompletionBody,
-            fields={"prompt": {"anyOf": [one_or_many({"type": "string"}, MAX_PROMPTS), one_or_many(TOKEN_IDS, MAX_PROMPTS)]}},
-            ranges={"logprobs": (0, MAX_TOP_LOGPROBS), "best_of": (1, MAX_SAMPLES)},
+            fields={"prompt": {"anyOf": [one_or_many({"type": "string"}, MAX_BATCH), one_or_many(TOKEN_IDS, MAX_BATCH)]}},
+            ranges={"logprobs": (0, MAX_TOP_LOGPROBS)},
+            lists=(1, MAX_BATCH),
             wishes=WISHES,
             harmless=HARMLESS,
             refused=LATER,

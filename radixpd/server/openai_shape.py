@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +19,13 @@ from radixpd.core.request import Finish
 from radixpd.core.step import TokenLogprobs
 from radixpd.runtime.output import Generation, Output
 from radixpd.server.native_shape import finite, prompt_scores
-from radixpd.server.openai_types import StreamOptions
+from radixpd.server.openai_types import ChatBody, CompletionBody, StreamOptions
 from radixpd.text.tokenizer import Tokenizer
 
-__all__ = ["Envelope", "Usage", "chat_logprobs", "completion_logprobs", "ending", "prompt_entries"]
+__all__ = [
+    "Envelope", "Ids", "Usage", "chat_logprobs", "completion_logprobs", "ending", "ids_of", "output_entries", "prompt_entries",
+    "token_names",
+]  # fmt: skip
 
 Entry = tuple[int, float | None, np.ndarray, np.ndarray]  # token id, logprob, top ids, top logprobs
 NO_IDS = np.empty(0, dtype=np.int32)
@@ -40,13 +43,13 @@ class Envelope:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def answer(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, choices: list[dict[str, Any]], usage: dict[str, Any], extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """A plain answer."""
-        return {**self._head(self.object), "choices": choices, "usage": usage}
+        return {**self._head(self.object), **(extra or {}), "choices": choices, "usage": usage}
 
-    def chunk_head(self) -> bytes:
-        """The constant beginning of every event, up to the list of choices."""
-        return b"data: " + msgspec.json.encode(self._head(self.chunk))[:-1] + b',"choices":['
+    def chunk_head(self, extra: Mapping[str, Any] | None = None) -> bytes:
+        """The beginning of an event, up to the list of choices; without `extra` that of every event."""
+        return b"data: " + msgspec.json.encode({**self._head(self.chunk), **(extra or {})})[:-1] + b',"choices":['
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
@@ -85,6 +88,33 @@ class Usage:
         return head + b'],"usage":' + msgspec.json.encode(self.count()) + b"}\n\n"
 
 
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Which token ids an answer shows besides its text."""
+
+    prompt: bool
+    output: bool
+
+    def of_prompt(self, output: Output) -> dict[str, Any]:
+        """The prompt's ids, if they were asked for."""
+        return {"prompt_token_ids": output.prompt.tolist()} if self.prompt else {}
+
+    def of_output(self, output: Output, start: int, stop: int) -> dict[str, Any]:
+        """The ids `[start, stop)` of an output, if they were asked for."""
+        return {"token_ids": output.ids[start:stop]} if self.output else {}
+
+
+def ids_of(body: ChatBody | CompletionBody) -> Ids:
+    """What a request asks for, under vLLM's name for both and SGLang's for the prompt."""
+    both = body.return_token_ids is True
+    return Ids(prompt=both or body.return_prompt_token_ids is True, output=both)
+
+
+def token_names(tokenizer: Tokenizer, body: ChatBody | CompletionBody) -> Callable[[int], str]:
+    """What a token is called in log-probabilities: its text, or `token_id:ID`, which tells tokens with the same text apart."""
+    return (lambda id: f"token_id:{id}") if body.return_tokens_as_token_ids else tokenizer.token_text
+
+
 def ending(finish: Finish | None) -> dict[str, Any]:
     """`finish_reason`, and `matched_stop` with what ended a `stop`."""
     if finish is None:
@@ -107,45 +137,45 @@ def output_entries(ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None])
     ]
 
 
-def completion_logprobs(tokenizer: Tokenizer, entries: list[Entry], *, top: int, offset: int) -> dict[str, Any]:
-    """The completions shape. `offset`: characters before the first entry. With `top` 0 there are no alternatives."""
-    tokens = [tokenizer.token_text(token) for token, *_ in entries]
+def completion_logprobs(
+    tokenizer: Tokenizer, name: Callable[[int], str], entries: list[Entry], *, top: int, offset: int
+) -> tuple[dict[str, Any], int]:
+    """The completions shape, and the characters up to its end. `offset`: characters before the first entry. With `top` 0 there are no
+    alternatives."""
     offsets: list[int] = []
-    for text in tokens:
+    for token, *_ in entries:
         offsets.append(offset)
-        offset += len(text)
-    return {
-        "tokens": tokens,
+        offset += len(tokenizer.token_text(token))
+    fields = {
+        "tokens": [name(token) for token, *_ in entries],
         "token_logprobs": [None if logprob is None else finite(logprob) for _, logprob, *_ in entries],
-        "top_logprobs": [_alternatives(tokenizer, entry) for entry in entries] if top else None,
+        "top_logprobs": [_alternatives(name, entry) for entry in entries] if top else None,
         "text_offset": offsets,
     }
+    return fields, offset
 
 
-def chat_logprobs(tokenizer: Tokenizer, entries: list[Entry]) -> dict[str, Any]:
+def chat_logprobs(tokenizer: Tokenizer, name: Callable[[int], str], entries: list[Entry]) -> dict[str, Any]:
     """The chat shape."""
+
+    def shown(token: int, logprob: float | None) -> dict[str, Any]:
+        value = None if logprob is None else finite(logprob)
+        return {"token": name(token), "logprob": value, "bytes": list(tokenizer.token_bytes(token))}
+
     content = [
-        {
-            **_chat_token(tokenizer, token, logprob),
-            "top_logprobs": [_chat_token(tokenizer, int(other), value) for other, value in zip(top_ids, top_logprobs.tolist())],
-        }
+        {**shown(token, logprob), "top_logprobs": [shown(int(other), value) for other, value in zip(top_ids, top_logprobs.tolist())]}
         for token, logprob, top_ids, top_logprobs in entries
     ]
     return {"content": content, "refusal": None}
 
 
-def _alternatives(tokenizer: Tokenizer, entry: Entry) -> dict[str, float] | None:
+def _alternatives(name: Callable[[int], str], entry: Entry) -> dict[str, float] | None:
     """Text -> logprob, the token itself included; of two tokens with one text the likelier counts."""
     token, logprob, top_ids, top_logprobs = entry
     if logprob is None:
         return None
     found: dict[str, float] = {}
     for other, value in [*zip(top_ids.tolist(), top_logprobs.tolist()), (token, logprob)]:
-        text = tokenizer.token_text(other)
+        text = name(other)
         found[text] = max(found.get(text, finite(value)), finite(value))
     return found
-
-
-def _chat_token(tokenizer: Tokenizer, token: int, logprob: float | None) -> dict[str, Any]:
-    value = None if logprob is None else finite(logprob)
-    return {"token": tokenizer.token_text(token), "logprob": value, "bytes": list(tokenizer.token_bytes(token))}

@@ -19,7 +19,7 @@ from radixpd.server.replies import warn_unknown
 
 __all__ = ["HARMLESS", "WISHES", "ChatBody", "CompletionBody", "StreamOptions", "Wishes", "split"]
 
-# OpenAI's (and other servers') name -> ours. Where two names mean one thing, the later row wins.
+# OpenAI's (and other servers') name -> ours. Where two names mean one thing, they may not differ.
 SAMPLING_NAMES = {
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
@@ -34,16 +34,19 @@ SAMPLING_NAMES = {
     "repetition_penalty": "repetition_penalty",
     "logit_bias": "logit_bias",
     "stop": "stop",
+    "stop_regex": "stop_regex",
     "stop_token_ids": "stop_token_ids",
     "ignore_eos": "ignore_eos",
     "n": "n",
-    "seed": "seed",
+    "seed": "sampling_seed",
+    "sampling_seed": "sampling_seed",
     "skip_special_tokens": "skip_special_tokens",
     "spaces_between_special_tokens": "spaces_between_special_tokens",
     "include_stop_str_in_output": "no_stop_trim",
     "no_stop_trim": "no_stop_trim",
+    "stream_interval": "stream_interval",
 }
-OPTION_NAMES = frozenset(("rid", "priority", "extra_key", "cache_salt"))
+OPTION_NAMES = frozenset(("rid", "priority", "extra_key", "cache_salt", "truncate_prompt_tokens", "no_logs", "log_metrics"))
 WISHES = {**SAMPLING_NAMES, **{name: name for name in sorted(OPTION_NAMES)}}  # for the description of the routes
 HARMLESS = frozenset(
     ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"]
@@ -60,13 +63,21 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class CompletionBody(msgspec.Struct, kw_only=True):
-    """What only `/v1/completions` reads."""
+    """What only `/v1/completions` reads. A list of names, priorities, keys or salts holds one for each prompt."""
 
     model: str | None = None
     prompt: str | list[Any]
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    rid: str | list[str] | None = None
+    priority: int | list[int] | None = None
+    extra_key: str | list[str] | None = None
+    cache_salt: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -81,6 +92,11 @@ class ChatBody(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -103,8 +119,11 @@ def split(raw: dict[str, Any], kind: type[Body]) -> tuple[Body, Wishes]:
     sampling: dict[str, Any] = {}
     names: dict[str, str] = {}
     for given, ours in SAMPLING_NAMES.items():
-        if raw.get(given) is not None:
-            sampling[ours], names[ours] = raw[given], given
+        if raw.get(given) is None:
+            continue
+        if ours in sampling and sampling[ours] != raw[given]:
+            raise BadRequest(f"{given} and {names[ours]} mean the same: give one of them, or the same value twice", param=given)
+        sampling[ours], names[ours] = raw[given], given
     for given in SAMPLING_NAMES:
         names.setdefault(SAMPLING_NAMES[given], given)
     options = {name: raw[name] for name in OPTION_NAMES if name in raw}

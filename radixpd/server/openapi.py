@@ -126,25 +126,29 @@ def _operation(method: str, path: str, doc: Doc, named: Mapping[Any, Schema], *,
 
 
 def _content(doc: Doc, named: Mapping[Any, Schema]) -> Schema:
-    if doc.answer is None:
-        return {doc.media: {"schema": {"type": "string"}}}
-    content: Schema = {doc.media: {"schema": named[doc.answer]}}
+    answer = {"type": "string"} if doc.answer is None else named[doc.answer]
+    content: Schema = {media: {"schema": answer} for media in doc.media}
     if doc.events is not None:
-        # OpenAPI 3.1 has no word for the type of an event.
-        content[EVENT_STREAM] = {
-            "schema": {"type": "string", "description": "`data: EVENT` lines, at the end `data: [DONE]`"},
-            "x-event": {"anyOf": [named[doc.events], named[ErrorAnswer]]},
-        }
+        content[EVENT_STREAM] = {"schema": _event({"anyOf": [named[doc.events], named[ErrorAnswer]]})}
     return content
 
 
+def _event(data: Schema) -> Schema:
+    """The schema of a stream stands for each of its events: OpenAPI 3.1 has no other place for it."""
+    inner: Schema = {"type": "string", "contentMediaType": JSON_TYPE, "contentSchema": data}
+    return {
+        "type": "object",
+        "description": "Each event of the stream; the last one of a stream that went well is [DONE].",
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, inner]}},
+        "required": ["data"],
+    }
+
+
 def _parameters(path: str, doc: Doc) -> list[Schema]:
-    parameters: list[Schema] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        for name in re.findall(r"{(\w+)}", path)
-    ]
-    parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in doc.query.items()]
-    return parameters
+    inside = re.findall(r"{(\w+)}", path)
+    text = {"type": "string", "minLength": 1}
+    parameters: list[Schema] = [{"name": name, "in": "path", "required": True, "schema": doc.parameters.get(name, text)} for name in inside]
+    return parameters + [{"name": name, "in": "query", "schema": schema} for name, schema in doc.parameters.items() if name not in inside]
 
 
 async def openapi_json(request: web.Request) -> web.Response:
@@ -162,5 +166,5 @@ async def docs(request: web.Request) -> web.Response:
 ROUTES = (web.get("/openapi.json", openapi_json), web.get("/docs", docs))
 DOCS = {
     openapi_json: Doc("This server's description, OpenAPI 3.1", answer=dict[str, Any]),
-    docs: Doc("The routes, one a line", media="text/plain"),
+    docs: Doc("The routes, one a line", media=("text/plain",)),
 }

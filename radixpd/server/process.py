@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from enum import Enum
 from pathlib import Path
 
@@ -20,13 +21,17 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-from radixpd.config.resolve import Resolved, from_json
+from radixpd import __version__
+from radixpd.config.resolve import Resolved, from_json, public_view
 from radixpd.errors import EngineFailed
 from radixpd.runtime import child
-from radixpd.runtime.admission import Limits
 from radixpd.runtime.client import Client
+from radixpd.runtime.crash_dump import Recorder
+from radixpd.runtime.defaults import defaults_of, limits_of
 from radixpd.runtime.metrics import Metrics, View
+from radixpd.runtime.request_log import RequestLog
 from radixpd.runtime.tokenizer_manager import TokenizerManager
+from radixpd.runtime.watchdog import BEAT, Pulse
 from radixpd.server.app import build_app
 from radixpd.server.info_api import probe
 from radixpd.server.service import Service
@@ -36,6 +41,7 @@ from radixpd.text.tokenizer import load_tokenizer
 __all__ = ["build_service", "main", "open_service", "serve"]
 
 WARM_UP_TOKENS = 8
+LAST_RESORT = 5.0  # seconds by which this process is more patient than the supervisor's watchdog, which also shows stacks
 LAST_WRITES = 1.5  # seconds for the last answers to leave
 ABORT_SECONDS = 5.0  # for the brain to end what the drain timeout cut off
 
@@ -67,56 +73,66 @@ class _Control:
             self._client.fail(str(msgspec.json.decode(line, type=dict[str, str]).get("failed", "the engine failed")))
 
 
-def build_service(resolved: Resolved, client: Client) -> Service:
+def build_service(resolved: Resolved, client: Client, *, recorder: Recorder | None = None) -> Service:
     """The parts of an API process, wired."""
-    metrics = Metrics(lambda: View(client.load, client.throughput()), model=resolved.served_name)
+    observe = resolved.settings.observe
+    metrics = Metrics(
+        lambda: View(client.load, client.throughput(), metrics.startup_seconds, client.weights_seconds),
+        model=resolved.served_name,
+        lengths=observe.collect_tokens_histogram,
+    )
     directory = Path(resolved.tokenizer_directory)
     manager = TokenizerManager(
         client,
         load_tokenizer(directory, model_directory=resolved.directory),
         load_chat_template(directory, override=resolved.settings.model.chat_template),
-        Limits(
-            vocab_size=resolved.model.vocab_size,
-            context_length=resolved.context_length,
-            pool_tokens=resolved.pool_tokens,
-            max_running=resolved.max_running,
-        ),
+        limits_of(resolved),
         metrics,
         seed=resolved.seed,
+        defaults=defaults_of(resolved),
         max_queued=resolved.settings.scheduler.max_queued_requests,
-        log_requests=resolved.settings.observe.log_requests,
+        request_log=RequestLog(observe),
+        on_end=(recorder.ended,) if recorder else (),
     )
     return Service(resolved, client, manager, metrics)
 
 
-async def open_service(service: Service) -> None:
-    """Wait for the engine, warm it up, take requests."""
+async def open_service(service: Service, *, began: float | None = None, patience: float = 0.0) -> None:
+    """Wait for the engine, warm it up, take requests. `began`: when the command did; `patience`: seconds on top of the watchdog's."""
     manager = service.manager
     # No deadline: weights may take long, and a child that dies before it is ready ends the group.
     await service.client.ready.wait()
-    seconds = service.resolved.settings.server.watchdog_timeout
+    seconds = service.resolved.settings.server.watchdog_timeout + patience
     async with await manager.submit([probe(manager, tokens=min(WARM_UP_TOKENS, manager.limits.longest - 1))], internal=True) as generation:
         try:
             await asyncio.wait_for(generation.finished(aborts=True), seconds)
         except TimeoutError:
             raise EngineFailed(f"it did not finish within {seconds:g} s (--watchdog-timeout)") from None
     manager.warm = True
+    if began is not None:
+        service.metrics.startup_seconds = time.monotonic() - began
     logger.info("The server is fired up and ready to roll!")
 
 
-async def serve(resolved: Resolved, directory: str, listener: socket.socket) -> int:
+async def serve(launch: child.Launch, listener: socket.socket) -> int:
     """Run until told to stop; returns the exit code."""
+    resolved = from_json(launch.resolved)
     loop = asyncio.get_running_loop()
     end: asyncio.Future[_End] = loop.create_future()
-    client = Client(directory, watchdog=resolved.settings.server.watchdog_timeout)
+    client = Client(launch.directory, watchdog=resolved.settings.server.watchdog_timeout + LAST_RESORT)
     loop.add_reader(child.CONTROL_FD, _Control(client, end).on_readable)
-    service = build_service(resolved, client)
+    recorder = _recorder(resolved)
+    service = build_service(resolved, client, recorder=recorder)
     # A client that hangs up cancels its handler, which aborts what it has started.
     runner = web.AppRunner(build_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WRITES)
     await runner.setup()
     await web.SockSite(runner, listener).start()
     loop.add_signal_handler(signal.SIGTERM, _settle, end, _End.DRAIN)
-    tasks = [loop.create_task(open_service(service)), loop.create_task(_failure(client, end))]
+    tasks = [
+        loop.create_task(open_service(service, began=launch.began, patience=LAST_RESORT)),
+        loop.create_task(_failure(client, end)),
+        loop.create_task(_beat(Pulse(launch.watch_fd))),
+    ]
     tasks[0].add_done_callback(lambda task: _opened(task, client))
     try:
         how = await end
@@ -125,10 +141,13 @@ async def serve(resolved: Resolved, directory: str, listener: socket.socket) -> 
             return child.EXIT_FAILED if client.failed.is_set() else 0
         return child.EXIT_FAILED
     finally:
+        dump = asyncio.create_task(asyncio.to_thread(recorder.dump, client.failure)) if recorder and client.failed.is_set() else None
         for task in tasks:
             task.cancel()
         # Lets handlers that still write their last answer finish.
         await runner.cleanup()
+        if dump is not None:
+            await dump
         client.close()
 
 
@@ -146,6 +165,18 @@ async def _drain(service: Service, end: asyncio.Future[_End]) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(client.idle(), ABORT_SECONDS)
     client.shutdown()
+
+
+async def _beat(pulse: Pulse) -> None:
+    """Show the supervisor that this loop turns."""
+    while True:
+        pulse.beat()
+        await asyncio.sleep(BEAT)
+
+
+def _recorder(resolved: Resolved) -> Recorder | None:
+    folder = resolved.settings.observe.crash_dump_folder
+    return Recorder(folder, {"version": __version__, "settings": public_view(resolved)}) if folder else None
 
 
 async def _failure(client: Client, end: asyncio.Future[_End]) -> None:
@@ -170,9 +201,8 @@ def main() -> None:
     """The process's main."""
 
     def body(launch: child.Launch) -> int:
-        resolved = from_json(launch.resolved)
         with socket.socket(fileno=launch.listen_fd) as listener:
-            return uvloop.run(serve(resolved, launch.directory, listener))
+            return uvloop.run(serve(launch, listener))
 
     child.run("api", body, keep_sigterm=True)
 

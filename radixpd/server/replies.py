@@ -20,9 +20,19 @@ __all__ = ["error_body", "error_reply", "json_reply", "read_object", "status_rep
 JSON_TYPE = "application/json"
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
 MAX_WARNED = 1000
+EXACT = 2**53  # floats below it hold every integer
 
 logger = logging.getLogger(__name__)
 _warned: set[str] = set()
+
+
+def _number(text: str) -> float:
+    """A number with a point or an exponent. 16.0 is an integer, to JSON Schema and to languages that know only floats."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < EXACT else value
+
+
+_DECODER = msgspec.json.Decoder(float_hook=_number)
 
 
 async def read_object(request: web.Request) -> dict[str, Any]:
@@ -34,7 +44,7 @@ async def read_object(request: web.Request) -> dict[str, Any]:
     except (web.RequestPayloadError, web.PayloadAccessError):
         raise BadRequest("the body could not be read") from None
     try:
-        body = msgspec.json.decode(raw)
+        body = _DECODER.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):

@@ -9,7 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from radixpd.runtime.admission import LATER, MAX_BIAS, MAX_LIST, MAX_NAME, MAX_SAMPLES, MAX_STOP_LENGTH, NOTHING, RANGES, Limits
+from radixpd.runtime.admission import (
+    LATER,
+    MAX_BIAS,
+    MAX_LIST,
+    MAX_NAME,
+    MAX_PATTERN,
+    MAX_PATTERNS,
+    MAX_SAMPLES,
+    MAX_STOP_LENGTH,
+    NOTHING,
+    RANGES,
+    TOKENS,
+    Limits,
+)
 from radixpd.server.docs import Body, Schema, ref
 
 __all__ = ["Ranges", "body_schema", "fixed_schemas", "ranges_of", "sampling_schema"]
@@ -18,11 +31,12 @@ Ranges = Mapping[str, tuple[float, float]]
 
 LENGTHS: Ranges = {
     "stop": (1, MAX_STOP_LENGTH),
+    "stop_regex": (1, MAX_PATTERN),
     "rid": (1, MAX_NAME),
     "extra_key": (0, MAX_NAME),
     "cache_salt": (0, MAX_NAME),
 }  # of strings
-COUNTS = {"stop": MAX_LIST, "stop_token_ids": MAX_LIST, "token_ids_logprob": MAX_LIST}  # of lists
+COUNTS = {"stop": MAX_LIST, "stop_regex": MAX_PATTERNS, "stop_token_ids": MAX_LIST, "token_ids_logprob": MAX_LIST}  # of lists
 IDS = ("stop_token_ids", "token_ids_logprob")
 NOTES = {
     "max_new_tokens": "prompt and output together must fit this server; without it a default that is cut to what fits",
@@ -36,6 +50,11 @@ NOTES = {
     "cache_salt": "requests share cached prefixes only where extra_key and cache_salt are equal",
     "logprob_start_len": "first prompt position that is scored, at most the prompt's length; -1: none",
     "no_stop_trim": "what stopped the output stays in its text",
+    "stop_regex": "Python's syntax, without look-around, back-references and $; ends the output where it first matches",
+    "stream_interval": "least tokens of a streamed chunk; default: --stream-interval",
+    "truncate_prompt_tokens": "keep the last so many tokens of the prompt; -1: as many as leave room for the output",
+    "no_logs": "keep this request out of the request log",
+    "log_metrics": "false: keep it out of the latencies of /metrics",
     "stream": "answer with server-sent events",
 }
 REPLACED: dict[str, Schema] = {
@@ -46,6 +65,7 @@ REPLACED: dict[str, Schema] = {
         "maxProperties": MAX_BIAS,
     },
     "spaces_between_special_tokens": {"enum": [True, None]},
+    "truncate_prompt_tokens": {"anyOf": [{"enum": [-1, None]}, {"type": "integer", "minimum": 1, "maximum": TOKENS}]},
 }
 NULLS: Schema = {"type": "object", "additionalProperties": {"type": "null"}}
 UNSERVED = "of a feature that is not served: must ask for nothing"
@@ -53,7 +73,9 @@ UNSERVED = "of a feature that is not served: must ask for nothing"
 
 def ranges_of(limits: Limits) -> Ranges:
     """Admission's ranges on this server."""
-    return {**RANGES, "n": (1, min(MAX_SAMPLES, limits.max_running)), "max_new_tokens": (0, limits.longest - 1)}
+    most = TOKENS if limits.auto_truncate else limits.longest - 1
+    samples = (1, min(MAX_SAMPLES, limits.max_running))
+    return {**RANGES, "n": samples, "best_of": samples, "max_new_tokens": (0, most)}
 
 
 def fixed_schemas(limits: Limits) -> dict[str, Schema]:
@@ -72,22 +94,19 @@ def fixed_schemas(limits: Limits) -> dict[str, Schema]:
 
 def sampling_schema(struct: Schema, ranges: Ranges) -> Schema:
     """The native sampling parameters, from the struct's own schema."""
-    properties = {name: _narrow(name, schema, ranges) for name, schema in struct["properties"].items()}
-    return {**struct, "properties": properties, "allOf": [ref("Unserved")]}
+    return {**struct, "properties": narrowed(struct, ranges), "allOf": [ref("Unserved")]}
 
 
 def body_schema(body: Body, struct: Schema, ranges: Ranges, wishes: Mapping[str, Schema]) -> Schema:
     """A body, from its struct's own schema; `wishes` are the narrowed schemas of all native sampling and option names."""
     ranges = {**ranges, **body.ranges}
-    properties = {name: body.fields.get(name) or _narrow(name, schema, ranges) for name, schema in struct["properties"].items()}
+    properties = {name: body.fields.get(name) or _narrow(name, schema, ranges, body.lists) for name, schema in struct["properties"].items()}
     properties |= {given: wishes[ours] for given, ours in body.wishes.items() if given not in properties}
     properties |= {name: {"description": "accepted, no effect"} for name in sorted(body.harmless)}
     schema = {**struct, "properties": properties}
     if body.refused:
         schema["allOf"] = [ref("Unserved")]
-    if body.choice:
-        schema["oneOf"] = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in body.choice]
-    return schema
+    return {**schema, **body.rule}
 
 
 def narrowed(struct: Schema, ranges: Ranges) -> dict[str, Schema]:
@@ -95,16 +114,16 @@ def narrowed(struct: Schema, ranges: Ranges) -> dict[str, Schema]:
     return {name: _narrow(name, schema, ranges) for name, schema in struct["properties"].items()}
 
 
-def _narrow(name: str, schema: Schema, ranges: Ranges) -> Schema:
-    found = REPLACED.get(name) or _bound(schema, name, ranges)
+def _narrow(name: str, schema: Schema, ranges: Ranges, lists: tuple[int, int] | None = None) -> Schema:
+    found = REPLACED.get(name) or _bound(schema, name, ranges, lists)
     found = {key: value for key, value in found.items() if not (key == "default" and value is None)}
     return {**found, "description": NOTES[name]} if name in NOTES else found
 
 
-def _bound(schema: Schema, name: str, ranges: Ranges) -> Schema:
+def _bound(schema: Schema, name: str, ranges: Ranges, lists: tuple[int, int] | None) -> Schema:
     """Closes every number, string and list of a schema."""
     if "anyOf" in schema:
-        return {**schema, "anyOf": [_bound(option, name, ranges) for option in schema["anyOf"]]}
+        return {**schema, "anyOf": [_bound(option, name, ranges, lists) for option in schema["anyOf"]]}
     match schema.get("type"):
         case "integer" | "number" if name in ranges:
             low, high = ranges[name]
@@ -113,8 +132,9 @@ def _bound(schema: Schema, name: str, ranges: Ranges) -> Schema:
             low, high = LENGTHS[name]
             return {**schema, "minLength": low, "maxLength": high}
         case "array":
-            cap = {"maxItems": COUNTS[name]} if name in COUNTS else {}
-            items = ref("TokenId") if name in IDS else _bound(schema.get("items", {}), name, ranges)
+            sizes = (0, COUNTS[name]) if name in COUNTS else lists
+            cap = {} if sizes is None else {"minItems": sizes[0], "maxItems": sizes[1]}
+            items = ref("TokenId") if name in IDS else _bound(schema.get("items", {}), name, ranges, None)
             return {**schema, "items": items, **cap}
     return schema
 

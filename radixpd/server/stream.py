@@ -7,6 +7,7 @@ where deltas are computed. Called by the native and the OpenAI routes, which say
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,10 +16,11 @@ from aiohttp import web
 
 from radixpd.core.request import Finish
 from radixpd.errors import RadixpdError
+from radixpd.runtime.admission import Ask
 from radixpd.runtime.output import Generation, Output
 from radixpd.server.replies import error_body
 
-__all__ = ["DONE", "STREAM", "Cursor", "Frames", "Piece", "event", "stream"]
+__all__ = ["DONE", "STREAM", "Cursor", "Frames", "Piece", "event", "intervals", "stream"]
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -80,9 +82,14 @@ def event(body: Any) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-async def stream(request: web.Request, generation: Generation, frames: Frames, *, interval: int) -> web.StreamResponse:
+def intervals(asks: Sequence[Ask], default: int) -> list[int]:
+    """Tokens of a chunk, for each output of a request."""
+    return [ask.interval or default for ask in asks for _ in range(ask.params.n)]
+
+
+async def stream(request: web.Request, generation: Generation, frames: Frames, *, intervals: Sequence[int]) -> web.StreamResponse:
     """Send a generation as it grows."""
-    cursors = [Cursor(output, interval) for output in generation.outputs]
+    cursors = [Cursor(output, interval) for output, interval in zip(generation.outputs, intervals, strict=True)]
     response: web.StreamResponse | None = None
     parts: list[bytes] = []
     async for _ in generation.changes():

@@ -1,6 +1,6 @@
-"""Text to ids and back: `/tokenize` and `/detokenize`, with the served model's tokenizer and chat template.
+"""Text to ids and back, with the served model's tokenizer and chat template, so that a client needs no tokenizer files of its own.
 
-Called by the application's router.
+Fields are named as in SGLang and in vLLM: either's clients find theirs. Called by the application's router.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from aiohttp import web
 
 from radixpd.errors import BadRequest
 from radixpd.runtime.admission import read
-from radixpd.server.answers import Detokenized, Tokenized
+from radixpd.server.answers import Detokenized, Tokenized, TokenizerInfo
 from radixpd.server.chat import MESSAGES, rendered
-from radixpd.server.docs import TOKEN_IDS, Body, Doc, or_null
+from radixpd.server.docs import TOKEN_IDS, Body, Doc, exactly_one, or_null
 from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import service_of
 
 __all__ = ["DOCS", "ROUTES"]
 
 MAX_TEXTS = 4096
+ANY_IDS = {**TOKEN_IDS, "minItems": 0}
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -81,8 +82,27 @@ async def detokenize(request: web.Request) -> web.Response:
     for ids in lists:
         if ids and not 0 <= min(ids) <= max(ids) < top:
             raise BadRequest(f"tokens: ids must be between 0 and {top - 1}", param="tokens")
-    texts = [manager.tokenizer.decode(ids, skip_special=body.skip_special_tokens) for ids in lists]
-    return json_reply({"text": texts if many else texts[0]})
+    decode = manager.tokenizer.decode
+    found = {
+        "text": [decode(ids, skip_special=body.skip_special_tokens) for ids in lists],
+        "prompt": [decode(ids, skip_special=False) for ids in lists],
+    }
+    return json_reply(found if many else {name: texts[0] for name, texts in found.items()})
+
+
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """GET /tokenizer_info."""
+    service = service_of(request)
+    tokenizer, template = service.manager.tokenizer, service.manager.template
+    return json_reply(
+        {
+            "bos_token": None if tokenizer.bos_id is None else tokenizer.token_text(tokenizer.bos_id),
+            "eos_token": tokenizer.token_text(tokenizer.eos_ids[0]) if tokenizer.eos_ids else None,
+            "chat_template": None if template is None else template.source,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": service.resolved.longest_request,
+        }
+    )
 
 
 ROUTES = (
@@ -90,17 +110,21 @@ ROUTES = (
     web.post("/v1/tokenize", tokenize),
     web.post("/detokenize", detokenize),
     web.post("/v1/detokenize", detokenize),
+    web.get("/tokenizer_info", tokenizer_info),
 )
 DOCS = {
     tokenize: Doc(
         "Text, or a conversation through the chat template, to ids",
         answer=Tokenized,
-        body=Body(TokenizeBody, fields={"messages": or_null(MESSAGES)}, choice=("text", "prompt", "messages")),
+        body=Body(
+            TokenizeBody, fields={"messages": or_null(MESSAGES)}, rule=exactly_one("text", "prompt", "messages"), lists=(0, MAX_TEXTS)
+        ),
         errors=(503,),
     ),
     detokenize: Doc(
         "Ids to text",
         answer=Detokenized,
-        body=Body(DetokenizeBody, fields={"tokens": {"anyOf": [TOKEN_IDS, {"type": "array", "items": TOKEN_IDS}]}}),
+        body=Body(DetokenizeBody, fields={"tokens": {"anyOf": [ANY_IDS, {"type": "array", "items": ANY_IDS}]}}),
     ),
+    tokenizer_info: Doc("Special tokens and chat template", answer=TokenizerInfo),
 }

@@ -30,13 +30,14 @@ RENDER_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupEr
 
 class ChatTemplate:
     """`named`: template name -> source; "default" must be there, "tool_use" serves requests with tools where present. `origins`: template
-    name -> the file that it was read from, for messages."""
+    name -> the file that it was read from, for messages. `source` is the default template's text."""
 
     def __init__(self, named: Mapping[str, str], special_tokens: Mapping[str, str], *, origins: Mapping[str, str] | None = None) -> None:
         environment = _environment()
         self._templates: dict[str, jinja2.Template] = {}
         self._reads_parts: dict[str, bool] = {}
         self._special_tokens = dict(special_tokens)
+        self.source = named["default"]
         for name, source in named.items():
             try:
                 self._templates[name] = environment.from_string(source)

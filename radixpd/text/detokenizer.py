@@ -1,8 +1,7 @@
-"""Output tokens of one request -> text that is safe to show, and the end of the output at a stop string.
+"""Output tokens of one request -> text that is safe to show, and the end of the output at a stop string or pattern.
 
-Invariant: the text shown and the match do not depend on how the output was cut into tokens or calls. The match that *ends* first wins
-(of two that end together, the longer one), and only characters that may begin a stop string are held back. The tokenizer manager
-owns one per request and sample.
+Invariant: the text shown and the match do not depend on how the output was cut into tokens or calls, except that no match counts before
+the least number of tokens. Only characters that may belong to a match are held back. The tokenizer manager makes one per sample.
 """
 
 from __future__ import annotations
@@ -12,83 +11,41 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from radixpd.text.stop import StopHit, StopMatcher, StopRules
 from radixpd.text.tokenizer import Tokenizer
 
-__all__ = ["Detokenizer", "StopMatch", "StopMatcher"]
+__all__ = ["Detokenizer", "StopMatch"]
 
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """`kept`: output tokens up to and including the one whose text reaches the end of the match."""
+    """`kept`: output tokens up to and including the one whose text completes the match."""
 
     stop: str
     kept: int
 
 
-class StopMatcher:
-    """Finds the first stop string in a text that arrives in pieces (Knuth-Morris-Pratt, one state per stop string)."""
-
-    __slots__ = ("_states", "_stops", "_tables")
-
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        # Longest first: of two matches that end at the same character the longer one is found first.
-        self._stops = sorted((stop for stop in dict.fromkeys(stops) if stop), key=len, reverse=True)
-        self._tables = [_failures(stop) for stop in self._stops]
-        self._states = [0] * len(self._stops)
-
-    @property
-    def held(self) -> int:
-        """Characters at the end of the text that may be the beginning of a stop string."""
-        return max(self._states, default=0)
-
-    def feed(self, text: str) -> tuple[int, str] | None:
-        """Take more text; (position in it just after the match, stop string) at the first match."""
-        if not self._stops:
-            return None
-        for position, char in enumerate(text):
-            for index, stop in enumerate(self._stops):
-                state, table = self._states[index], self._tables[index]
-                while state and stop[state] != char:
-                    state = table[state - 1]
-                if stop[state] == char:
-                    state += 1
-                if state == len(stop):
-                    return position + 1, stop
-                self._states[index] = state
-        return None
-
-
-def _failures(stop: str) -> list[int]:
-    """For each prefix of `stop`: the length of its longest proper prefix that is also its suffix."""
-    table = [0] * len(stop)
-    length = 0
-    for index in range(1, len(stop)):
-        while length and stop[index] != stop[length]:
-            length = table[length - 1]
-        if stop[index] == stop[length]:
-            length += 1
-        table[index] = length
-    return table
-
-
 class Detokenizer:
-    """See the module. `context` is what the output follows (the prompt); `keep_stop` shows the matched string too."""
+    """See the module. `context` is what the output follows (the prompt); `keep_stop` shows the matched text too; a match that is complete
+    before `least` tokens does not count."""
 
-    __slots__ = ("_held", "_keep_stop", "_matcher", "_shown", "_stream", "_tokens", "match")
+    __slots__ = ("_held", "_keep_stop", "_least", "_matcher", "_shown", "_stream", "_tokens", "match")
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         *,
         context: Sequence[int] | np.ndarray = (),
-        stop: tuple[str, ...] = (),
+        rules: StopRules | None = None,
         skip_special: bool = True,
         keep_stop: bool = False,
+        least: int = 0,
     ) -> None:
         self.match: StopMatch | None = None
         self._stream = tokenizer.stream(context, skip_special=skip_special)
-        self._matcher = StopMatcher(stop)
+        self._matcher = StopMatcher(rules or StopRules())
         self._keep_stop = keep_stop
+        self._least = least
         self._shown: list[str] = []
         self._held = ""
         self._tokens = 0
@@ -113,24 +70,32 @@ class Detokenizer:
         if self.match is not None:
             return ""
         safe = self._take(self._stream.flush())
+        if self.match is None and (hit := self._matcher.finish()) is not None and self._armed:
+            safe += self._end(self._held, len(self._held), hit)
         rest, self._held = self._held, ""
         return self._show(safe + rest)
+
+    @property
+    def _armed(self) -> bool:
+        return self._tokens >= self._least
 
     def _take(self, text: str) -> str:
         """Pass text through the matcher; what of it, and of the text held before, is safe now."""
         if not text:
             return ""
-        hit = self._matcher.feed(text)
+        hit = self._matcher.feed(text, armed=self._armed)
         pending = self._held + text
-        if hit is None:
-            cut = len(pending) - self._matcher.held
-            self._held = pending[cut:]
-            return pending[:cut]
-        position, stop = hit
-        end = len(self._held) + position
-        self.match = StopMatch(stop=stop, kept=self._tokens)
+        if hit is not None:
+            return self._end(pending, len(self._held) + hit.end, hit)
+        cut = len(pending) - self._matcher.held
+        self._held = pending[cut:]
+        return pending[:cut]
+
+    def _end(self, pending: str, end: int, hit: StopHit) -> str:
+        """A match that ends at `end` of `pending`: what of that is shown."""
+        self.match = StopMatch(stop=hit.rule, kept=self._tokens)
         self._held = ""
-        return pending[: end if self._keep_stop else end - len(stop)]
+        return pending[: end if self._keep_stop else end - hit.size]
 
     def _show(self, text: str) -> str:
         if text:

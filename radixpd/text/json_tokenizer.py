@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from radixpd.errors import BadRequest, ConfigError
 from radixpd.text.stream import ByteStream, TokenStream, WindowStream, decode_bytes
-from radixpd.text.tokenizer import check_ids
+from radixpd.text.tokenizer import known_ids
 from radixpd.text.tokenizer_config import TokenizerConfig
 
 __all__ = ["ByteRule", "JsonTokenizer", "byte_rule"]
@@ -108,7 +108,7 @@ class JsonTokenizer:
         return np.asarray(ids, dtype=np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray, *, skip_special: bool = True) -> str:
-        listed = check_ids(ids, self.vocab_size)
+        listed = known_ids(ids, self.vocab_size)
         if self._rule is None:
             return str(self._tokenizer.decode(listed, skip_special_tokens=skip_special))
         pieces = self._pieces(skip_special)

@@ -15,7 +15,7 @@ import sentencepiece
 
 from radixpd.errors import BadRequest, ConfigError
 from radixpd.text.stream import ByteStream, TokenStream, decode_bytes
-from radixpd.text.tokenizer import check_ids
+from radixpd.text.tokenizer import known_ids
 from radixpd.text.tokenizer_config import TokenizerConfig
 
 __all__ = ["SentencePieceTokenizer"]
@@ -57,7 +57,7 @@ class SentencePieceTokenizer:
 
     def decode(self, ids: Sequence[int] | np.ndarray, *, skip_special: bool = True) -> str:
         pieces = self._pieces(skip_special)
-        return decode_bytes([pieces(id) for id in check_ids(ids, self.vocab_size)], strip=self._strip)
+        return decode_bytes([pieces(id) for id in known_ids(ids, self.vocab_size)], strip=self._strip)
 
     def token_text(self, id: int) -> str:
         return self.token_bytes(id).decode("utf-8", "replace")

@@ -12,11 +12,11 @@ from typing import Protocol
 
 import numpy as np
 
-from radixpd.errors import BadRequest, ConfigError
+from radixpd.errors import ConfigError
 from radixpd.text.stream import TokenStream
 from radixpd.text.tokenizer_config import eos_ids_of_model, read_tokenizer_config
 
-__all__ = ["TokenStream", "Tokenizer", "check_ids", "load_tokenizer"]
+__all__ = ["TokenStream", "Tokenizer", "known_ids", "load_tokenizer"]
 
 
 class Tokenizer(Protocol):
@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int] | np.ndarray, *, skip_special: bool = True) -> str:
-        """Text of a whole sequence; an id outside the vocabulary is a `BadRequest`."""
+        """Text of a whole sequence, as a stream would give it."""
         ...
 
     def token_text(self, id: int) -> str:
@@ -61,13 +61,10 @@ class Tokenizer(Protocol):
         ...
 
 
-def check_ids(ids: Sequence[int] | np.ndarray, vocab_size: int) -> list[int]:
-    """The ids as a list, or a `BadRequest` that names the range."""
-    listed = ids.tolist() if isinstance(ids, np.ndarray) else [int(id) for id in ids]
-    if listed and not (min(listed) >= 0 and max(listed) < vocab_size):
-        wrong = next(id for id in listed if not 0 <= id < vocab_size)
-        raise BadRequest(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})", param="input_ids")
-    return listed
+def known_ids(ids: Sequence[int] | np.ndarray, vocab_size: int) -> list[int]:
+    """The ids that the tokenizer has. A model may have more rows than its tokenizer has tokens; those have no text."""
+    listed: list[int] = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+    return [id for id in listed if 0 <= id < vocab_size]
 
 
 def load_tokenizer(directory: str | Path, *, model_directory: str | Path | None = None) -> Tokenizer:

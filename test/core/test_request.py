@@ -16,6 +16,7 @@ def _request(length: int = 10, **fields: object) -> Request:
 
 LEGAL = {
     (Phase.PARKED, Phase.WAITING),
+    (Phase.PARKED, Phase.RUNNING),  # a handoff has landed
     (Phase.WAITING, Phase.RUNNING),
     (Phase.RUNNING, Phase.WAITING),  # a retraction
     (Phase.RUNNING, Phase.SENDING),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixpd.errors import BadRequest
-from radixpd.runtime.admission import Limits, admit
+from radixpd.runtime.admission import Limits, Sampling, admit
 from radixpd.runtime.fields import RANGES
 
 LIMITS = Limits(vocab_size=100, context_length=64, pool_tokens=1000, max_running=128)
@@ -45,7 +45,7 @@ def test_no_number_is_infinite(name, value) -> None:
         ask({"logit_bias": {"1": value}})
 
 
-@pytest.mark.parametrize("name", [name for name in RANGES if name not in ("priority", "logprob_start_len", "top_logprobs_num")])
+@pytest.mark.parametrize("name", [name for name in RANGES if name in Sampling.__struct_fields__])
 def test_ranges_are_closed(name) -> None:
     low, high = RANGES[name]
     ask({name: low, **({"max_new_tokens": high} if name == "min_new_tokens" else {})})

@@ -15,21 +15,25 @@ from radixpd.errors import BadRequest, EngineFailed, Overloaded
 from radixpd.runtime.messages import Stop
 from radixpd.runtime.output import Output
 from radixpd.text.detokenizer import Detokenizer
+from radixpd.text.stop import StopRules
 from radixpd.text.tokenizer import load_tokenizer
 
 
 class Observed:
     def __init__(self):
-        self.tokens, self.ends = 0, 0
+        self.tokens, self.ends, self.retractions = 0, 0, []
 
-    def first_token(self, seconds):
+    def first_token(self, output):
         self.tokens += 1
 
     def next_tokens(self, seconds, count):
         self.tokens += count
 
-    def ended(self, seconds):
+    def ended(self, output):
         self.ends += 1
+
+    def left(self, retractions):
+        self.retractions.append(retractions)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,7 @@ def make(tokenizer, *, stop=(), keep_stop=False):
     wakes = []
     output = Output(
         rid="r", group="r", sample=0, prompt=np.array([1], dtype=np.int32), keep_stop=keep_stop, observer=Observed(),
-        detokenizer=Detokenizer(tokenizer, stop=stop, keep_stop=keep_stop), wake=wakes.append,
+        detokenizer=Detokenizer(tokenizer, rules=StopRules(stop), keep_stop=keep_stop), wake=wakes.append,
     )  # fmt: skip
     return output, wakes
 

@@ -45,6 +45,7 @@ from radixpd.runtime.messages import (
     Stop,
     ToRunner,
 )
+from radixpd.runtime.scheduler_process import PAUSED
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 20
@@ -66,7 +67,7 @@ def settings(**changes: Any) -> Settings:
 class Group:
     """A scheduler process and both of its neighbours. `pump` moves messages until a condition holds."""
 
-    def __init__(self, options: Settings, runner_pids: tuple[int, ...] = ()) -> None:
+    def __init__(self, options: Settings, *, watched: bool = False) -> None:
         machine = MachineFacts(available_memory=2**30, cores=1)
         self.resolved: Resolved = resolve(options, directory="", tokenizer_directory="", model=MODEL, machine=machine, seed=1)
         self.home = tempfile.TemporaryDirectory(prefix="radixpd-")
@@ -76,11 +77,15 @@ class Group:
         self.api_out = Sender(self.context, addresses.to_scheduler)
         self.runner_in: Receiver[ToRunner] = Receiver(self.context, addresses.to_runner(0), ToRunner, bind=True)
         self.runner_out = Sender(self.context, addresses.from_runner)
+        self.signs, watch_fd = os.pipe() if watched else (-1, -1)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "radixpd.runtime.scheduler_process"],
             env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+            pass_fds=(watch_fd,) if watched else (),
         )  # fmt: skip
-        launch = Launch(to_json(self.resolved), self.home.name, os.getpid(), runner_pids=runner_pids)
+        if watched:
+            os.close(watch_fd)
+        launch = Launch(to_json(self.resolved), self.home.name, os.getpid(), watch_fd=watch_fd)
         assert self.process.stdin is not None
         self.process.stdin.write(msgspec.json.encode(launch) + b"\n")
         self.process.stdin.flush()
@@ -156,6 +161,8 @@ class Group:
         self.process.communicate(timeout=SECONDS)
         self.context.destroy(linger=0)
         self.home.cleanup()
+        if self.signs >= 0:
+            os.close(self.signs)
 
 
 Start = Callable[..., Group]
@@ -247,6 +254,61 @@ def test_flush_waits_for_the_steps_of_a_request_that_has_ended(group: Group) -> 
     group.pump(lambda: any(isinstance(message, Reply) and message.id == 99 and not message.error for message in group.got))
 
 
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_a_pause_is_told_when_the_runner_is_still_and_lasts_until_continue(start: Start, mode: str) -> None:
+    group = start(settings(server=ServerSettings(watchdog_timeout=1)))
+    group.answers = False
+    group.ready()
+    prompt = group.generate("running", [1, 2, 3])
+    group.pump(lambda: bool(group.held))
+    group.api_out.send(Control(99, f"pause_{mode}"))
+    assert group.control("state").body["in_flight"] > 0
+    assert [reply.id for reply in group.of(Reply)] == [1]
+    late = group.generate("late", [4, 5, 6])
+    group.answers = True
+    for plan in group.held:
+        group.answer(Step(plan))
+    group.pump(lambda: any(reply.id == 99 for reply in group.of(Reply)))
+    load = group.of(Load)[-1].load
+    assert (load.paused, load.held) == (True, 2)
+    assert (load.running, load.waiting) == ((1, 1) if mode == "in_place" else (0, 2))
+    before, loads = len(group.output("running")), len(group.of(Load))
+    group.pump(lambda: len(group.of(Load)) == loads + 3)  # longer than the watchdog allows a step
+    assert not group.of(Failed)
+    assert len(group.output("running")) == before
+    group.api_out.send(Control(7, "flush_cache"))
+    group.pump(lambda: any(reply.id == 7 for reply in group.of(Reply)))
+    assert group.of(Reply)[-1].error == ("requests are running" if mode == "in_place" else "")
+    group.api_out.send(Control(8, "continue"))
+    group.pump(lambda: len(group.finished()) == 2)
+    assert group.output("running") == continuation(prompt, GREEDY)
+    assert group.output("late") == continuation(late, GREEDY)
+    group.pump(lambda: not group.of(Load)[-1].load.paused)
+
+
+def test_a_pause_that_aborts_tells_the_ends_first(group: Group) -> None:
+    group.answers = False
+    group.generate("a", [1, 2, 3])
+    group.pump(lambda: bool(group.held))
+    group.api_out.send(Control(99, "pause_abort"))
+    group.answers = True
+    for plan in group.held:
+        group.answer(Step(plan))
+    group.pump(lambda: bool(group.of(Reply)))
+    assert group.finished()["a"].finish.message == "aborted by a pause"
+    assert group.finished()["a"].finish.status == 499
+
+
+def test_shutdown_of_a_paused_scheduler_waits_for_continue_or_aborts(group: Group) -> None:
+    assert group.control("pause_in_place").error == ""
+    group.generate("a", [1, 2, 3])
+    group.api_out.send(Shutdown())
+    assert group.control("state").body["requests"]
+    group.api_out.send(Abort("a"))
+    group.pump(lambda: group.shut_down)
+    assert group.end()[0] == 0
+
+
 def test_abort_and_stop_end_a_request_once(group: Group) -> None:
     group.answers = False
     prompt = group.generate("stopped", [1, 2, 3])
@@ -281,18 +343,56 @@ def test_shutdown_lets_running_requests_finish(group: Group) -> None:
     assert group.end()[0] == 0
 
 
-def test_the_watchdog_dumps_the_runner_and_ends_the_group(start: Start) -> None:
-    runner = subprocess.Popen(["sleep", "60"])
-    group = start(settings(server=ServerSettings(watchdog_timeout=1)), runner_pids=(runner.pid,))
+STUCK = "the runner process has not answered for 1 s (--watchdog-timeout)"
+
+
+def test_a_runner_that_is_stuck_is_reported_to_the_supervisor_who_ends_the_group(start: Start) -> None:
+    group = start(settings(server=ServerSettings(watchdog_timeout=1)), watched=True)
+    group.answers = False
+    group.ready()
+    group.generate("a", [1, 2, 3])
+    signs = b""
+    while b"!" not in signs:
+        data = os.read(group.signs, 4096)
+        assert data, "it ended by itself"
+        signs += data
+    assert signs.startswith(b"+\n.\n")
+    assert signs.split(b"!")[1].decode() == f"{STUCK}\n"
+    assert group.process.poll() is None
+    assert not group.of(Failed)
+
+
+def test_without_a_supervisor_that_watches_it_ends_the_group_itself(start: Start) -> None:
+    group = start(settings(server=ServerSettings(watchdog_timeout=1)))
     group.answers = False
     group.ready()
     group.generate("a", [1, 2, 3])
     began = time.monotonic()
     group.pump(lambda: bool(group.of(Failed)))
     assert time.monotonic() - began >= 1
-    assert "has not answered for 1 s (--watchdog-timeout)" in group.of(Failed)[0].message
+    assert group.of(Failed)[0].message == STUCK
     assert group.end()[0] == 1
-    assert runner.wait(SECONDS) == -signal.SIGUSR2
+
+
+def test_a_pause_of_the_whole_machine_is_not_the_runners_fault(start: Start) -> None:
+    """Stopped for longer than the watchdog allows, with a step in flight; then the runner answers, a little late."""
+    group = start(settings(server=ServerSettings(watchdog_timeout=1)), watched=True)
+    group.answers = False
+    group.ready()
+    group.generate("a", [1, 2, 3])
+    group.pump(lambda: bool(group.held))
+    group.process.send_signal(signal.SIGSTOP)
+    time.sleep(PAUSED + 0.5)  # the pause itself
+    os.read(group.signs, 65536)
+    group.process.send_signal(signal.SIGCONT)
+    signs = b""
+    while signs.count(b".") < 2:  # it has turned at least once
+        signs += os.read(group.signs, 4096)
+    group.answers = True
+    for plan in group.held:
+        group.answer(Step(plan))
+    group.pump(lambda: "a" in group.finished())
+    assert b"!" not in signs
 
 
 def test_a_slow_load_and_a_long_idle_time_do_not_trip_the_watchdog(start: Start) -> None:

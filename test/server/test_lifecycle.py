@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from pathlib import Path
 
 import pytest
-from fake_engine import EOS
+from fake_engine import EOS, TEMPLATE
 from server.events import parse_events
 
 from radixpd.config.secret import Secret
@@ -223,6 +224,7 @@ async def test_information_routes(api) -> None:
         assert info["max_total_num_tokens"] == 4096
     model = await (await api.http.get("/get_model_info")).json()
     assert (model["model_path"], model["is_generation"]) == ("org/fake", True)
+    assert (Path(model["tokenizer_path"]) / "tokenizer.json").is_file()
     assert (await (await api.http.get("/get_load")).json())["running"] == 0
 
 
@@ -234,7 +236,7 @@ async def test_metrics_are_read_from_state(api) -> None:
     assert values["radixpd:num_running_reqs"] == 1
     assert values["radixpd:num_queue_reqs"] == 0
     assert values["radixpd:max_total_num_tokens"] == 4096
-    assert values["radixpd:time_to_first_token_seconds_count"] == 3  # warm-up included
+    assert values["radixpd:time_to_first_token_seconds_count"] == 2  # without the warm-up
     assert values["radixpd:num_requests_total"] == 2
     assert 'radixpd:pages{model_name="org/fake",owner="free"} 255.0' in text
     await api.post("/abort_request", {"rid": "r"})
@@ -253,18 +255,27 @@ async def test_tokenize_and_back(api) -> None:
     answer = await api.post("/tokenize", {"text": "größe"})
     assert answer["count"] == len(answer["tokens"]) == 7
     assert answer["max_model_len"] == 512
-    assert await api.post("/detokenize", {"tokens": answer["tokens"]}) == {"text": "größe"}
+    assert await api.post("/detokenize", {"tokens": answer["tokens"]}) == {"text": "größe", "prompt": "größe"}
     many = await api.post("/v1/tokenize", {"prompt": ["a", "bc"]})
     assert many["count"] == [1, 2]
-    assert await api.post("/v1/detokenize", {"tokens": many["tokens"]}) == {"text": ["a", "bc"]}
+    assert await api.post("/v1/detokenize", {"tokens": many["tokens"]}) == {"text": ["a", "bc"], "prompt": ["a", "bc"]}
     chat = await api.post("/tokenize", {"messages": [{"role": "user", "content": "x"}]})
-    assert await api.post("/detokenize", {"tokens": chat["tokens"]}) == {"text": "<user>x\n<assistant>"}
+    assert (await api.post("/detokenize", {"tokens": chat["tokens"]}))["text"] == "<user>x\n<assistant>"
+    assert await api.post("/detokenize", {"tokens": [EOS]}) == {"text": "", "prompt": "</s>"}
     shown = await api.post("/detokenize", {"tokens": [EOS], "skip_special_tokens": False})
-    assert shown == {"text": "</s>"}
+    assert shown["text"] == "</s>"
     for bad in ({}, {"text": "a", "prompt": "b"}, {"text": 5}):
         await api.post("/tokenize", bad, status=400)
     for bad in ({"tokens": [-1]}, {"tokens": [10**9]}, {"tokens": ["a"]}, {"tokens": 5}):
         await api.post("/detokenize", bad, status=400)
+
+
+async def test_tokenizer_info_is_what_a_client_needs_to_use_it(api) -> None:
+    info = await (await api.http.get("/tokenizer_info")).json()
+    assert (info["bos_token"], info["eos_token"], info["model_max_length"]) == (None, "</s>", 512)
+    assert info["chat_template"] == TEMPLATE
+    ids = (await api.post("/tokenize", {"prompt": info["eos_token"], "add_special_tokens": False}))["tokens"]
+    assert ids == [EOS]
 
 
 async def test_two_hundred_parallel_streams(api) -> None:

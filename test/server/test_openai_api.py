@@ -60,6 +60,12 @@ async def test_prompts_as_ids(api) -> None:
     assert [choice["text"] for choice in answer["choices"]] == ["abcabc", "aa"]
 
 
+async def test_echo_of_ids_that_the_tokenizer_lacks(api) -> None:
+    """The model's table has more rows than the tokenizer has tokens."""
+    answer = await api.post("/v1/completions", {"prompt": [66, 259], "echo": True, "logprobs": 0, "max_tokens": 0})
+    assert (answer["choices"][0]["text"], answer["choices"][0]["logprobs"]["tokens"][1]) == ("c", "")
+
+
 async def test_echo_with_scores(api) -> None:
     ids = api.service.manager.tokenizer.encode("abc").tolist()
     answer = await api.post("/v1/completions", {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 0})

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from radixpd.errors import BadRequest
 from radixpd.runtime.fields import LATER, Options, Sampling
 from radixpd.runtime.messages import Generate
 from radixpd.server.native_api import GenerateBody
@@ -81,6 +82,9 @@ OPENAI = [
     ("/v1/completions", {"prompt": "a", "n": "x", "best_of": 3}, "best_of"),
     ("/v1/completions", {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
     ("/v1/completions", {"prompt": "a", "guided_json": {"type": "object"}}, "guided_json"),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 4, "max_completion_tokens": 5}, "max_completion_tokens"),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 1.5}, "max_tokens"),
+    ("/v1/completions", {"prompt": "a", "min_tokens": 2**40, "min_new_tokens": 0}, "min_new_tokens"),
     ("/v1/chat/completions", {}, "messages"),
     ("/v1/chat/completions", {"messages": []}, "messages"),
     ("/v1/chat/completions", {"messages": ["hi"]}, "messages"),
@@ -232,6 +236,21 @@ async def test_a_body_that_is_no_json_object(api, data, status) -> None:
     await api.generate("a")
 
 
+async def test_whole_numbers_may_have_a_point(api) -> None:
+    """JSON Schema counts 2.0 among the integers, and some languages know only floats."""
+    data = b'{"input_ids": [1.0, 2], "sampling_params": {"max_new_tokens": 2.0, "temperature": 0.0, "ignore_eos": true}}'
+    response = await api.http.post("/generate", data=data, headers={"content-type": "application/json"})
+    assert (await response.json())["output_ids"] == [1, 2]
+    data = b'{"text": "a", "sampling_params": {"temperature": 1e400}}'
+    huge = await api.http.post("/generate", data=data, headers={"content-type": "application/json"})
+    assert (huge.status, (await huge.json())["error"]["param"]) == (400, "temperature")
+
+
+async def test_two_names_of_one_thing_may_agree(api) -> None:
+    answer = await api.post("/v1/completions", {"prompt": "abc", "max_tokens": 2, "max_completion_tokens": 2})
+    assert answer["usage"]["completion_tokens"] == 2
+
+
 async def test_content_type_and_size(api, monkeypatch) -> None:
     form = await api.http.post("/generate", data="text=a", headers={"Content-Type": "application/x-www-form-urlencoded"})
     assert form.status == 415
@@ -283,3 +302,12 @@ async def test_a_bug_is_500_without_details(api, monkeypatch) -> None:
     text = await response.text()
     assert "secret" not in text
     assert json.loads(text)["error"]["type"] == "server_error"
+
+
+async def test_an_error_in_a_stream_is_its_last_event(api, monkeypatch) -> None:
+    def broken(*args):
+        raise BadRequest("too late")
+
+    monkeypatch.setattr("radixpd.server.openai_api._CompletionFrames.frame", broken)
+    events = await api.events("/v1/completions", {"prompt": "a"})
+    assert [event["error"]["message"] for event in events] == ["too late"]

@@ -1,4 +1,4 @@
-"""Stop strings against a reference that sees the whole text at once, for every way of cutting it."""
+"""Stop strings and patterns in an output, against references that see the whole text at once, for every way of cutting it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixpd.text.detokenizer import Detokenizer, StopMatch, StopMatcher
+from radixpd.text.detokenizer import Detokenizer, StopMatch
+from radixpd.text.stop import StopHit, StopMatcher, StopRules
 
 
 class PieceStream:
@@ -34,8 +35,9 @@ class PieceTokenizer:
         return stream
 
 
-def make(pieces, *, stop=(), keep_stop=False, tail=""):
-    return Detokenizer(PieceTokenizer(pieces, tail), stop=tuple(stop), keep_stop=keep_stop)
+def make(pieces, *, stop=(), patterns=(), keep_stop=False, tail="", least=0):
+    rules = StopRules(tuple(stop), tuple(patterns))
+    return Detokenizer(PieceTokenizer(pieces, tail), rules=rules, keep_stop=keep_stop, least=least)
 
 
 def reference(pieces, stops, keep_stop):
@@ -95,8 +97,10 @@ def test_a_stop_string_over_two_tokens(keep_stop, text):
 
 
 def test_the_match_that_ends_first_wins():
-    assert StopMatcher(("abcd", "bc")).feed("xabcd") == (4, "bc")
-    assert StopMatcher(("bc", "abc")).feed("xabcd") == (4, "abc")  # both end here: the longer one
+    assert StopMatcher(StopRules(("abcd", "bc"))).feed("xabcd") == StopHit("bc", 4, 2)
+    assert StopMatcher(StopRules(("bc", "abc"))).feed("xabcd") == StopHit("abc", 4, 3)  # both end here: the longer one
+    assert StopMatcher(StopRules(("cd",), ("b.",))).feed("xabcd") == StopHit("b.", 4, 2)
+    assert StopMatcher(StopRules(("bc",), ("a.c",))).feed("xabcd") == StopHit("a.c", 4, 3)
 
 
 def test_finish_shows_what_was_held_and_may_still_match():
@@ -107,3 +111,62 @@ def test_finish_shows_what_was_held_and_may_still_match():
     assert late.push([0]) == "x"
     assert late.finish() == ""
     assert late.match == StopMatch("\ufffd", 1)
+
+
+@pytest.mark.parametrize(("keep_stop", "text"), [(False, "ab"), (True, "ab42")])
+def test_a_pattern_over_two_tokens(keep_stop, text):
+    detokenizer = make(["a", "b4", "2c", "d"], patterns=[r"\d\d"], keep_stop=keep_stop)
+    assert detokenizer.push([0, 1]) == "ab"
+    detokenizer.push([2, 3])
+    assert (detokenizer.text, detokenizer.match) == (text, StopMatch(r"\d\d", 3))
+
+
+def test_a_place_is_known_with_the_next_character_or_the_end():
+    detokenizer = make(["an ", "END", "ed ", "END", ".x"], patterns=[r"\bEND\b"])
+    assert [detokenizer.push([id]) for id in range(4)] == ["an ", "", "ENDed ", ""]
+    assert detokenizer.push([4]) == ""
+    assert (detokenizer.text, detokenizer.match) == ("an ENDed ", StopMatch(r"\bEND\b", 5))
+    at_the_end = make(["an END"], patterns=[r"\bEND\b"], keep_stop=True)
+    assert at_the_end.push([0]) == "an "
+    assert at_the_end.finish() == "END"
+    assert at_the_end.match == StopMatch(r"\bEND\b", 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pieces=st.lists(letters, max_size=14),
+    patterns=st.lists(st.sampled_from(["a+b", "bb?a", "(?:ab|ba)+", "[^a]a", r"a\b", "aaa"]), max_size=2),
+    stops=st.lists(st.text("ab", min_size=1, max_size=3), max_size=2),
+    cuts=st.lists(st.integers(1, 4), max_size=14),
+    keep_stop=st.booleans(),
+)
+def test_patterns_do_not_depend_on_the_cuts(pieces, patterns, stops, cuts, keep_stop):
+    """The same characters as single tokens, in pieces, and in calls of any size: one text and one match."""
+    whole = make(list("".join(pieces)), stop=stops, patterns=patterns, keep_stop=keep_stop)
+    whole.push(range(len("".join(pieces))))
+    whole.finish()
+    parts = make(pieces, stop=stops, patterns=patterns, keep_stop=keep_stop)
+    position = 0
+    for cut in [*cuts, len(pieces)]:
+        parts.push(range(position, min(position + cut, len(pieces))))
+        position += cut
+    parts.finish()
+    assert parts.text == whole.text
+    assert (parts.match and parts.match.stop) == (whole.match and whole.match.stop)
+
+
+@pytest.mark.parametrize("rules", [{"stop": ["ST"]}, {"patterns": ["S[T]"]}])
+def test_no_match_counts_before_the_least_number_of_tokens(rules):
+    detokenizer = make(["aS", "Tb", "cS", "T", "d"], least=4, **rules)
+    assert detokenizer.push(range(5)) == "aSTbc"
+    assert detokenizer.match.kept == 4
+    assert make(["ST"], least=2, **rules).push([0]) == "ST"
+    held = make(["S", "T"], least=2, **rules)  # begins before, ends in time
+    assert held.push([0, 1]) == ""
+    assert held.match.kept == 2
+
+
+def test_an_early_match_at_the_end_of_the_text_does_not_count_either():
+    early = make(["END"], patterns=[r"END\b"], least=2)
+    assert early.push([0]) + early.finish() == "END"
+    assert early.match is None

@@ -195,13 +195,12 @@ def test_one_token_alone(byte_level, spm):
     assert spm.token_bytes(3 + 0xF0) == b"\xf0"
 
 
-@pytest.mark.parametrize("wrong", [-1, 10**6])
-def test_an_id_outside_the_vocabulary_names_the_range(any_tokenizer, wrong):
-    with pytest.raises(BadRequest, match=rf"{wrong} .*0 to {any_tokenizer.vocab_size - 1}"):
-        any_tokenizer.decode([5, wrong])
-    # A model may have more rows than its tokenizer has tokens; its output must not break a running stream.
-    assert any_tokenizer.stream().push(10**6) == ""
-    assert any_tokenizer.token_text(10**6) == ""
+@pytest.mark.parametrize("unknown", [-1, 10**6])
+def test_an_id_that_the_tokenizer_lacks_has_no_text(any_tokenizer, unknown):
+    """A model may have more rows than its tokenizer has tokens: neither its output nor an echoed prompt may break on them."""
+    assert any_tokenizer.decode([300, unknown, 301]) == any_tokenizer.decode([300, 301])
+    assert any_tokenizer.stream().push(unknown) == ""
+    assert any_tokenizer.token_text(unknown) == ""
 
 
 def test_half_a_surrogate_pair_is_a_bad_request(any_tokenizer):

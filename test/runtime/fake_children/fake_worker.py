@@ -14,7 +14,7 @@ def say(line: str) -> None:
 
 
 def body(launch: child.Launch) -> int:
-    name = "scheduler" if launch.runner_pids else "runner"
+    name = launch.name
     if os.environ.get("FAKE") == f"config {name}":
         raise ConfigError("--dtype does not fit\nthis machine")
     if os.environ.get("FAKE") == f"fail {name}":

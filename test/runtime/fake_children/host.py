@@ -5,7 +5,7 @@ import sys
 
 from radixpd.config.settings import ServerSettings, Settings
 from radixpd.runtime import process_group, supervisor
-from radixpd.runtime.child import log_to_stderr
+from radixpd.runtime.logs import log_to_stderr
 
 ENTRIES = {"api": "fake_api", "scheduler": "fake_worker", "runner": "fake_worker"}
 
@@ -17,7 +17,7 @@ def main() -> int:
     listener: socket.socket = supervisor.bind("127.0.0.1", 0)
     with supervisor.private_directory() as directory, process_group.ProcessGroup(drain_timeout=drain) as group:
         print("directory", directory, flush=True)
-        supervisor.start(group, ENTRIES, resolved="{}", directory=directory, listener=listener, settings=settings)
+        supervisor.start(group, ENTRIES, resolved="{}", directory=directory, listener=listener, settings=settings, began=0.0)
         return group.watch()
 
 

@@ -1,0 +1,224 @@
+"""`/openapi.json` is true: it has every route, allows what the server takes, forbids what it refuses, and describes every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+import schemathesis
+from aiohttp import web
+from contract import EXCUSES, Contract, candidates
+
+from radixpd import __version__
+from radixpd.config.secret import Secret
+from radixpd.config.settings import ServerSettings
+from radixpd.runtime.fields import LATER
+from radixpd.runtime.messages import Generate
+from radixpd.server import app, openapi
+from radixpd.server.docs import Doc
+
+CHAT = [{"role": "user", "content": "abc"}]
+# The least that a route takes; fields are tried on top of it.
+LEAST: dict[str, Any] = {
+    "/generate": {"text": "a"},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/tokenize": {"text": "a"},
+    "/detokenize": {"tokens": [1]},
+    "/abort_request": {"rid": "nobody"},
+}
+SCORES = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2, "token_ids_logprob": [3], "return_text_in_logprobs": True}
+# Requests that bring out every shape of an answer.
+SHAPES: dict[str, list[Any]] = {
+    "/generate": [
+        {"text": "abc", **SCORES}, {"text": ["abc", "de"], **SCORES}, {"input_ids": [1, 2], "sampling_params": {"n": 2}},
+        {"text": "abc", "sampling_params": {"stop": "b"}}, {"text": "abc", "sampling_params": {"max_new_tokens": 1}},
+        {"text": "abc", "stream": True}, {"text": "abc", "stream": True, "sampling_params": {"n": 2}, **SCORES},
+    ],
+    "/v1/completions": [
+        {"prompt": "abc"}, {"prompt": ["abc", "d"], "n": 2, "best_of": 3, "logprobs": 2, "echo": True}, {"prompt": [1], "logprobs": 0},
+        {"prompt": "abc", "stop": "b"}, {"prompt": "abc", "stream": True, "n": 2, "logprobs": 2, "echo": True},
+        {"prompt": "abc", "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        {"prompt": "abc", "stream": True, "stream_options": {"include_usage": True}},
+    ],
+    "/v1/chat/completions": [
+        {"messages": CHAT}, {"messages": CHAT, "n": 2, "logprobs": True, "top_logprobs": 2}, {"messages": CHAT, "stream": True, "n": 2},
+        {"messages": CHAT, "stream": True, "logprobs": True, "stream_options": {"include_usage": True}},
+    ],
+    "/tokenize": [{"text": "abc"}, {"prompt": ["a", "b"]}, {"messages": CHAT}],
+    "/detokenize": [{"tokens": [1, 2]}, {"tokens": [[1], []]}],
+    "/abort_request": [{"rid": "nobody"}, {"abort_all": True}],
+}  # fmt: skip
+
+
+def of(table: dict[str, Any], path: str) -> Any:
+    """An entry, under the path's name without its version too."""
+    return table.get(path, table.get(path.removeprefix("/v1")))
+
+
+def contract_of(api) -> Contract:
+    return Contract(api.http.server.app[openapi.DOCUMENT])
+
+
+async def answer(api, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, str, bytes]:
+    response = await api.http.request(method, path, **({} if body is None else {"json": body}), **options)
+    return response.status, response.content_type, await response.read()
+
+
+async def test_the_document_is_valid_and_names_the_version(api) -> None:
+    status, kind, body = await answer(api, "get", "/openapi.json")
+    assert (status, kind) == (200, "application/json")
+    document = json.loads(body)
+    schemathesis.openapi.from_dict(document).validate()
+    assert (document["openapi"][:3], document["info"]["version"]) == ("3.1", __version__)
+    names = [operation["operationId"] for _, _, operation in Contract(document).operations()]
+    assert len(set(names)) == len(names)
+
+
+async def test_every_route_is_in_the_document_and_nothing_else_is(api) -> None:
+    router = api.http.server.app.router
+    real = {(route.method.lower(), route.resource.canonical) for route in router.routes() if route.method != "HEAD"}
+    assert {(method, path) for method, path, _ in contract_of(api).operations()} == real
+    assert ("post", "/generate") in real
+
+
+async def test_a_route_that_says_nothing_of_itself_keeps_the_server_from_starting(api, monkeypatch) -> None:
+    async def undocumented(request: web.Request) -> web.Response:
+        return web.Response()
+
+    monkeypatch.setattr(openapi, "ROUTES", (*openapi.ROUTES, web.get("/new", undocumented)))
+    with pytest.raises(LookupError, match="/new"):
+        app.build_app(api.service)
+    monkeypatch.setattr(openapi, "DOCS", {**openapi.DOCS, undocumented: Doc("New")})
+    assert "/new" in app.build_app(api.service)[openapi.DOCUMENT]["paths"]
+
+
+async def test_people_get_a_list(api) -> None:
+    status, kind, body = await answer(api, "get", "/docs")
+    assert (status, kind) == (200, "text/plain")
+    lines = body.decode().splitlines()
+    assert any(line.split()[:2] == ["POST", "/generate"] for line in lines)
+
+
+@pytest.mark.parametrize("path", LEAST)
+async def test_what_the_schema_says_of_a_field_is_what_the_server_does(api, path) -> None:
+    """Both sides of every bound, and a value of every kind, for every field: valid is taken, invalid is a 400 that names the field."""
+    contract = contract_of(api)
+    schema = contract.body_schema("post", path)
+    tried = 0
+    for name, field in schema["properties"].items():
+        if field != {"description": "accepted, no effect"}:
+            for value in candidates(contract, field):
+                await _try(api, contract, path, {**LEAST[path], name: value}, name)
+                tried += 1
+    if path == "/generate":
+        for name, field in contract.document["components"]["schemas"]["Sampling"]["properties"].items():
+            for value in candidates(contract, field):
+                await _try(api, contract, path, {**LEAST[path], "sampling_params": {name: value}}, name)
+    assert tried > 10
+    schemas = contract.document["components"]["schemas"]
+    assert set(schemas["Unserved"]["properties"]) == set(LATER)
+
+
+async def _try(api, contract: Contract, path: str, body: Any, name: str) -> None:
+    valid = contract.allows(contract.body_schema("post", path), body)
+    status, kind, answered = await answer(api, "post", path, body)
+    shown = f"{json.dumps(body)[:500]}: {status} {answered[:500]!r}"
+    if status == 200:
+        assert valid, f"the schema forbids what the server takes: {shown}"
+    else:
+        assert status == 400, shown
+        error = json.loads(answered)["error"]
+        assert not valid or EXCUSES.search(error["message"]), f"the schema allows what the server refuses: {shown}"
+        assert valid or error["param"] in (name, "text"), shown
+    contract.check("post", path, status, kind, answered)
+
+
+@pytest.mark.parametrize("name", ["suffix", "response_format", "length_penalty", "bootstrap_room", "modalities"])
+async def test_a_field_that_is_not_served_must_ask_for_nothing(api, name) -> None:
+    contract = contract_of(api)
+    field = contract.document["components"]["schemas"]["Unserved"]["properties"][name]
+    more = [*LATER[name], {"x": None}, {"type": "text", "json_schema": None}, {"type": "json_object"}, 0, 2]
+    for value in [*candidates(contract, field), *more]:
+        for path in ("/generate", "/v1/completions", "/v1/chat/completions"):
+            await _try(api, contract, path, {**LEAST[path], name: value}, name)
+
+
+async def test_every_answer_is_as_described(api) -> None:
+    contract = contract_of(api)
+    unseen = []
+    for method, path, operation in contract.operations():
+        taken = False
+        for url in _urls(operation, path):
+            for body in of(SHAPES, path) or [{}] if "requestBody" in operation else [None]:
+                status, kind, answered = await answer(api, method, url, body)
+                contract.check(method, path, status, kind, answered)
+                taken |= status == 200
+        if "requestBody" in operation:
+            status, kind, answered = await answer(api, method, path, [])
+            assert status == 400
+            contract.check(method, path, status, kind, answered)
+        unseen += [] if taken else [(method, path)]
+    assert unseen == [], "give these a request in SHAPES that succeeds"
+
+
+def _urls(operation: Any, path: str) -> list[str]:
+    """A path with its parts filled in."""
+    schemas = {parameter["name"]: parameter["schema"] for parameter in operation.get("parameters", []) if parameter["in"] == "path"}
+    if not schemas:
+        return [path]
+    ((name, schema),) = schemas.items()
+    return [path.replace(f"{{{name}}}", value) for value in schema.get("enum", ["org/fake", "nope"])]
+
+
+async def test_every_error_is_as_described(api, make_api, monkeypatch) -> None:
+    """413, 415, 499, and what a server says that starts or has failed."""
+    contract = contract_of(api)
+    posts = [(method, path) for method, path, operation in contract.operations() if "requestBody" in operation]
+    monkeypatch.setattr(api.http.server.app, "_client_max_size", 10)
+    for method, path in posts:
+        for status, data, kind in ((415, b"text=a", "text/plain"), (413, b'{"a": "' + b"a" * 20 + b'"}', "application/json")):
+            got = await answer(api, method, path, data=data, headers={"content-type": kind})
+            assert got[0] == status, (path, got)
+            contract.check(method, path, *got)
+    starting = await make_api(opened=False)
+    broken = await make_api()
+    broken.engine.fail("the runner is gone")
+    await asyncio.wait_for(broken.service.client.failed.wait(), 5)
+    for server, statuses in ((starting, {503}), (broken, {500, 503})):
+        for method, path, operation in contract.operations():
+            body = of(LEAST, path) if "requestBody" in operation else None
+            got = await answer(server, method, _urls(operation, path)[0], body)
+            contract.check(method, path, *got)
+            if path in ("/generate", "/v1/completions", "/v1/chat/completions", "/health"):
+                assert got[0] in statuses, (path, got)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+async def test_an_aborted_request_is_as_described(api, path, stream) -> None:
+    contract = contract_of(api)
+    api.engine.hold()
+    waiting = asyncio.create_task(answer(api, "post", path, {**LEAST[path], "rid": "r", "stream": stream}))
+    await api.engine.received(Generate)
+    if stream:
+        api.engine.step()
+    await api.post("/abort_request", {"rid": "r"})
+    got = await waiting
+    assert b"abort" in got[2]
+    contract.check("post", path, *got)
+
+
+async def test_keys_are_a_security_scheme(make_api) -> None:
+    locked = await make_api(server=ServerSettings(api_key=(Secret("sesame"),)))
+    contract = contract_of(locked)
+    assert contract.document["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+    for method, path, operation in contract.operations():
+        url = _urls(operation, path)[0]
+        status, kind, answered = await answer(locked, method, url, {} if "requestBody" in operation else None)
+        assert (status == 401) == ("security" in operation) == ("401" in operation["responses"]), path
+        contract.check(method, path, status, kind, answered)
+    assert "security" in contract.document["paths"]["/generate"]["post"]
+    assert "security" not in contract.document["paths"]["/health"]["get"]
