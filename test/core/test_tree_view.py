@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,3 +196,34 @@ def test_every_page_has_the_owner_that_is_shown(reuse: bool) -> None:
         world.finish()
         owners |= world.owners
     assert owners == set(OWNERS)
+
+
+def _lines(call: Callable[[], object]) -> int:
+    """How many lines of Python a call runs."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_the_work_does_not_grow_with_the_tree(length: int) -> None:
+    work = []
+    for leaves in (100, 1000):
+        cache = PrefixCache(leaves * length, SIZE)
+        for leaf in range(leaves):
+            _store(cache, _tokens(*[leaf] * length))
+        table = _table()
+        work.append(_lines(lambda cache=cache, table=table: cache_view(cache, table, limit=50, cells=10)))
+    assert work[0] == work[1]
+    assert work[0] < 50 * 60
