@@ -49,7 +49,8 @@ class Body:
 
     `fields`: schemas that replace the struct's own; `ranges`: closed ranges of numbers; `wishes`: fields of `Sampling` and `Options` that
     the route reads, client's name -> native name; `harmless`: fields accepted without effect; `refused`: fields that must ask for nothing,
-    each with what does (`LATER`); `rule`: what must hold besides; `lists`: how long a list may be that holds one value for each prompt.
+    each with what does (`LATER`); `rule`: what must hold besides; `lists`: how long a list may be that holds one value for each prompt;
+    `required`: whether there must be a body.
     """
 
     kind: type[msgspec.Struct]
@@ -60,6 +61,7 @@ class Body:
     refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     rule: Schema = field(default_factory=dict)
     lists: tuple[int, int] | None = None
+    required: bool = True
 
 
 @dataclass(frozen=True, slots=True)

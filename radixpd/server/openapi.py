@@ -119,7 +119,7 @@ def _operation(method: str, path: str, doc: Doc, named: Mapping[Any, Schema], *,
     if parameters := _parameters(path, doc):
         operation["parameters"] = parameters
     if doc.body is not None:
-        operation["requestBody"] = {"required": True, "content": {JSON_TYPE: {"schema": named[doc.body.kind]}}}
+        operation["requestBody"] = {"required": doc.body.required, "content": {JSON_TYPE: {"schema": named[doc.body.kind]}}}
     if keyed:
         operation["security"] = [{"key": []}]
     return operation

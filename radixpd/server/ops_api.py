@@ -126,7 +126,7 @@ DOCS = {
     start_profile: Doc(
         "Profile the model runner's next steps",
         answer=ProfileStarted,
-        body=Body(ProfileBody, ranges={"num_steps": (1, MOST_PROFILE_STEPS)}),
+        body=Body(ProfileBody, ranges={"num_steps": (1, MOST_PROFILE_STEPS)}, required=False),
         errors=(400, 503),
     ),
     stop_profile: Doc("End a profile; the trace's path", answer=ProfileWritten, errors=(400, 503)),

@@ -57,6 +57,12 @@ NOTES = {
     "log_metrics": "false: keep it out of the latencies of /metrics",
     "stream": "answer with server-sent events",
 }
+EXAMPLES: dict[str, list[Any]] = {
+    "text": ["The capital of France is"],
+    "prompt": ["The capital of France is"],
+    "messages": [[{"role": "user", "content": "Say hi."}]],
+    "tokens": [[1, 2]],
+}
 REPLACED: dict[str, Schema] = {
     "logit_bias": {
         "type": ["object", "null"],
@@ -103,6 +109,7 @@ def body_schema(body: Body, struct: Schema, ranges: Ranges, wishes: Mapping[str,
     properties = {name: body.fields.get(name) or _narrow(name, schema, ranges, body.lists) for name, schema in struct["properties"].items()}
     properties |= {given: wishes[ours] for given, ours in body.wishes.items() if given not in properties}
     properties |= {name: {"description": "accepted, no effect"} for name in sorted(body.harmless)}
+    properties |= {name: {**properties[name], "examples": EXAMPLES[name]} for name in EXAMPLES.keys() & properties.keys()}
     schema = {**struct, "properties": properties}
     if body.refused:
         schema["allOf"] = [ref("Unserved")]
