@@ -14,7 +14,7 @@ from aiohttp.typedefs import Handler
 
 from radixpd.errors import EngineFailed, RadixpdError
 from radixpd.server import admin_api, chat, info_api, native_api, openai_api, openapi, ops_api, page_api, text_api
-from radixpd.server.observe import observed
+from radixpd.server.observe import observed, one_line_for_garbage
 from radixpd.server.replies import error_body, error_reply, status_reply
 from radixpd.server.service import SERVICE, Service, service_of
 from radixpd.server.stream import STREAM, event
@@ -27,6 +27,7 @@ OPEN_PATHS = frozenset(("/health",))
 INTERNAL = "internal error; the server's log has the details"
 
 logger = logging.getLogger(__name__)
+logging.getLogger("aiohttp.server").addFilter(one_line_for_garbage)
 
 
 def build_app(service: Service) -> web.Application:
