@@ -38,7 +38,7 @@ TORCH_PROCESSES = (
     "runtime.model_files",
 )
 FOR_SERVER = (
-    "client", "messages", "metrics", "output", "admission", "defaults", "tokenizer_manager", "child", "off_loop", "request_log",
+    "caller", "client", "messages", "metrics", "output", "admission", "defaults", "tokenizer_manager", "child", "off_loop", "request_log",
     "crash_dump",
 )  # fmt: skip
 TORCH_SIDE = (

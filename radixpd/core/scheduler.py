@@ -69,12 +69,14 @@ class Scheduler:
         self.accounts = Accounts(self.holdings, self.prefill, slots)
         self.requests: dict[str, Request] = {}
         self.max_running = slots
+        self.max_queued = settings.max_queued_requests
         self.paused = False
         self._in_flight: deque[InFlight] = deque()
         self._effects = Effects()
         self._steps = 0
         self._prompt_steps = 0  # in a row, without a decode row
         self._arrivals = 0
+        self._bounded = 0  # place of the newest request that will not be turned away any more
 
     def identify(self, fingerprint: str) -> None:
         """Name the weights and the precision that this pool's KV comes from; page hashes start from it. Before the first plan."""
@@ -93,7 +95,7 @@ class Scheduler:
         priority: int = 0,
         now: float = 0.0,
     ) -> None:
-        """Take in one prompt with `len(rids)` samples. One that can never run ends at once with status 400."""
+        """Take in one prompt with `len(rids)` samples. One that can never run ends at once with status 400, one too many with 503."""
         self._arrivals += 1
         start = params.logprobs.start if params.logprobs else -1
         samples = [
@@ -124,6 +126,8 @@ class Scheduler:
         leader.phase = self.role.arrive(leader, now)
         if leader.phase is Phase.WAITING:
             self.prefill.enqueue(leader)
+            if self.max_queued is not None and self.prefill.surplus(self.max_queued) > 0:
+                self._turn_away(leader)
 
     def abort(self, rid: str, message: str, status: int, now: float = 0.0) -> None:
         """End a request wherever it is; unknown rids are ignored. Before a fork, one sample's abort ends all samples."""
@@ -184,6 +188,7 @@ class Scheduler:
             return None
         builder = PlanBuilder()
         self._fill(builder, now, seed)
+        self._bound_queue()
         if builder.empty:
             return None
         self._steps += 1
@@ -202,6 +207,20 @@ class Scheduler:
             self.prefill.plan(builder, now, seed)
         if not decode_first and builder.empty:
             self.decode.plan(builder, self._retract, self.prefill.filling)
+
+    def _bound_queue(self) -> None:
+        """After a look at the whole queue: turn away the newest of those who came on the credit of a free slot and found no pages."""
+        settled = self.prefill.settled
+        if self.max_queued is None or settled == self._bounded:
+            return
+        surplus = self.prefill.surplus(self.max_queued)
+        for request in reversed(self.prefill.waiting.copy()):
+            if surplus <= 0 or request.order <= self._bounded:
+                break
+            if not request.sample:  # a sibling whose leader has a seat stays
+                surplus -= len(request.samples)
+                self._turn_away(request)
+        self._bounded = settled
 
     def apply(self, result: StepResult, now: float = 0.0) -> None:
         """Take in what the oldest step in flight produced."""
@@ -284,6 +303,10 @@ class Scheduler:
                 Finished(each.rid, finish, each.prompt_length, completion, max(each.cached, 0), retractions=each.attempt)
             )
         self.accounts.ended(len(samples), finish)
+
+    def _turn_away(self, request: Request) -> None:
+        message = f"the queue is full: --max-queued-requests is {self.max_queued}"
+        self._finish(request, Finish("abort", message=message, status=503), 0)
 
     def _leave(self, request: Request) -> None:
         """Out of the running ones, with nothing left behind."""

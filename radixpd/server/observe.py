@@ -7,18 +7,16 @@ by the application.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from radixpd.runtime.output import CLIENT_CLOSED
 from radixpd.server.service import service_of
 
-__all__ = ["observed", "one_line_for_garbage"]
+__all__ = ["observed"]
 
 UNKNOWN = "other"  # the label of paths without a route
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
@@ -53,14 +51,3 @@ def _error_of(response: web.StreamResponse) -> dict[str, Any]:
         error = msgspec.json.decode(body).get("error")
         return error if isinstance(error, dict) else {}
     return {}
-
-
-def one_line_for_garbage(record: logging.LogRecord) -> bool:
-    """A filter for aiohttp's log: bytes that are no HTTP are a client's doing. One line, without the bytes: they may hold a key."""
-    error = record.exc_info[1] if record.exc_info else None
-    if not isinstance(error, HttpProcessingError):
-        return True
-    record.levelno, record.levelname = logging.INFO, "INFO"
-    record.msg, record.args = "what a client sent is no HTTP: %s", (type(error).__name__,)
-    record.exc_info = record.exc_text = None
-    return logging.getLogger().isEnabledFor(logging.INFO)
