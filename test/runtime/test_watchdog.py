@@ -85,7 +85,7 @@ def test_without_a_timeout_nobody_is_ever_stuck() -> None:
 def test_the_soft_timeout_asks_for_stacks_once_per_silence_and_ends_nothing(monkeypatch, caplog) -> None:
     dog = Watchdog(None, 6)
     asked: list[bool] = []
-    monkeypatch.setattr(dog, "dump", lambda *, wake=False: asked.append(wake))
+    monkeypatch.setattr(dog, "dump", lambda *, wake=False: asked.append(wake) or "")
     child = Child(dog, "runner")
     for _ in range(2):
         child.says(".\n")
@@ -169,3 +169,12 @@ def test_a_pulse_without_a_supervisor_does_nothing() -> None:
     pulse.begun()
     pulse.beat()
     assert not pulse.stuck("x")
+
+
+def test_what_a_child_said_just_now_counts_when_stacks_are_wanted(dog: Watchdog, monkeypatch) -> None:
+    child = Child(dog)
+    os.write(child.end, b"+\n.\n")
+    killed: list[int] = []
+    monkeypatch.setattr(watchdog.os, "kill", lambda pid, number: killed.append(number))
+    dog.dump()
+    assert killed == [watchdog.signal.SIGUSR2]
