@@ -106,7 +106,7 @@ async def test_a_prompt_that_fails_ends_its_batch_and_is_named(desk: Desk) -> No
     batch = asyncio.create_task(desk.texts(["a", "b", "c"], rid=["x", "y", "z"]))
     await desk.engine.received(Generate, 3)
     desk.client.abort("y", "the brain says no", 400)
-    with pytest.raises(BadRequest, match="^prompt 1: the brain says no$"):
+    with pytest.raises(BadRequest, match=r"^prompt 1: the brain says no$"):
         await batch
     await desk.idle()
     assert {order.rid for order in desk.engine.of(Abort)} == {"x", "y", "z"}
