@@ -23,6 +23,7 @@ EXCUSES = re.compile(
         [
             r"the request needs \d+", r"more than any \d+ tokens", r"is empty: it has no tokens",  # the prompt, known after tokenizing
             r"holds \d+ values for \d+ prompts", r"rid must be a list", r"rid names one prompt", r"in use by a live request",
+            r"two outputs of this request",
             r"logprob_start_len must be between -1 and \d+, the prompt's length", r"may ask for at most \d+ outputs",
             r"min_\w+ must be at most max_", r"mean the same: give one of them", r"best_of must be between n", r"best_of above n cannot",
             r"top_logprobs needs logprobs", r"stream_options is allowed only", r"needs an assistant message at the end",

@@ -72,11 +72,12 @@ def make_resolved(
     server: ServerSettings | None = None,
     generation: GenerationSettings | None = None,
     observe: ObserveSettings | None = None,
+    sampling: dict[str, Any] | None = None,
 ) -> Resolved:
-    """Decisions for a server of the fake model."""
+    """Decisions for a server of the fake model; `sampling` is what its generation_config.json recommends."""
     model = ModelFacts(
         architecture="FakeForCausalLM", vocab_size=260, layers=1, heads=1, kv_heads=1, head_dim=2, hidden=2, intermediate=2,
-        context_length=context_length, dtype="float32", tied=True, eos_ids=(EOS,),
+        context_length=context_length, dtype="float32", tied=True, eos_ids=(EOS,), sampling=sampling or {},
     )  # fmt: skip
     settings = Settings(
         model=ModelSettings(model_path="org/fake"),

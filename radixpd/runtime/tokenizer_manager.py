@@ -32,7 +32,7 @@ from radixpd.text.chat import ChatTemplate
 from radixpd.text.detokenizer import Detokenizer
 from radixpd.text.tokenizer import Tokenizer
 
-__all__ = ["Prepared", "State", "TokenizerManager"]
+__all__ = ["TEXT_SECONDS", "Prepared", "State", "TokenizerManager"]
 
 THREAD_ABOVE = 8192  # characters; shorter prompts are tokenized on the loop
 TEXT_SECONDS = 20.0  # for tokenizing or rendering one prompt

@@ -67,6 +67,7 @@ async def server_info(request: web.Request) -> web.Response:
         **public_view(service.resolved),
         "version": __version__,
         "status": service.manager.state.value,
+        "default_sampling_params": service.manager.defaults.shown(),
         "load": dataclasses.asdict(service.client.load),
         "internal_states": [_visible(state)],
     }
