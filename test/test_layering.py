@@ -39,7 +39,7 @@ TORCH_PROCESSES = (
 )
 FOR_SERVER = (
     "caller", "client", "messages", "metrics", "output", "admission", "defaults", "tokenizer_manager", "child", "off_loop", "request_log",
-    "crash_dump",
+    "crash_dump", "orders", "watchdog",
 )  # fmt: skip
 TORCH_SIDE = (
     "torch",

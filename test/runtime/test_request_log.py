@@ -32,7 +32,12 @@ def logged(capsys: pytest.CaptureFixture[str], level: int, *, prompt: Any = LONG
     log.received((one, one), prompt)
     log.ended(one)
     log.refused(
-        route="/generate", method="POST", client="127.0.0.1", status=400, error={"message": "why", "code": "bad", "param": "n", "type": "t"}
+        route="/generate",
+        method="POST",
+        client="127.0.0.1",
+        request_id="r-1",
+        status=400,
+        error={"message": "why", "code": "bad", "param": "n", "type": "t"},
     )
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
@@ -48,8 +53,8 @@ def test_level_0_has_numbers_and_names_only(capsys) -> None:
         "e2e_seconds": 2.5, "queue_seconds": 0.25, "ttft_seconds": 1.0,
     }  # fmt: skip
     assert {name: value for name, value in refused.items() if name not in common} == {
-        "message": "request.refused", "route": "/generate", "method": "POST", "client": "127.0.0.1", "status": 400, "code": "bad",
-        "param": "n",
+        "message": "request.refused", "route": "/generate", "method": "POST", "client": "127.0.0.1", "request_id": "r-1", "status": 400,
+        "code": "bad", "param": "n",
     }  # fmt: skip
 
 
@@ -79,7 +84,7 @@ def test_it_is_silent_unless_asked_and_can_be_changed_while_it_runs(capsys) -> N
     log = RequestLog()
     log.received((output(),), "p")
     log.ended(output())
-    log.refused(route="/", method="GET", client="", status=404, error={})
+    log.refused(route="/", method="GET", client="", request_id="", status=404, error={})
     assert capsys.readouterr().err == ""
     log.configure(enabled=True, level=0)
     log.ended(output())

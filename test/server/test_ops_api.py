@@ -150,6 +150,9 @@ async def test_refusals_are_logged_with_code_and_status(make_api, capfd) -> None
         ("request.refused", "/v1/completions", 400, "unsupported_field", "suffix"),
     ]
     assert "SECRETTEXT" not in str(lines)
+    response = await api.http.post("/generate", json={}, headers={"X-Request-Id": "from-the-client"})
+    (line,) = capfd.readouterr().err.splitlines()
+    assert json.loads(line)["request_id"] == response.headers["X-Request-Id"] == "from-the-client"
 
 
 async def test_no_logs_means_no_line_and_no_metrics_means_no_latency(make_api, capfd) -> None:
