@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 def build_app(service: Service) -> web.Application:
     """The application for one server."""
     settings = service.resolved.settings.server
-    keys = Keys(settings, admin=ADMIN, shared=SHARED)
+    keys = Keys(settings, admin=ADMIN, shared=SHARED, page=(page_api.index, page_api.page_file))
     generating = {route.handler for module in GENERATING for route in module.ROUTES if route.method in (hdrs.METH_POST, hdrs.METH_PUT)}
     cors = Cors(settings)
     app = web.Application(

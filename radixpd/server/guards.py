@@ -8,6 +8,7 @@ also says which handlers are an administrator's and which generate.
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 from collections.abc import Collection
 
@@ -26,6 +27,7 @@ REQUEST_ID = "X-Request-Id"
 REQUEST_ID_FORM = re.compile(r"[\x21-\x7e]{1,128}")
 SERVER = "radixpd"
 TENANT = "radixpd tenant"  # what a key's digest is for; a change empties every tenant's cache
+BROWSER_CHALLENGE = 'Basic realm="radixpd: any name, an API key as password", charset="UTF-8"'
 METHODS = "GET, HEAD, POST, PUT, OPTIONS"
 HEADERS = "Authorization, Content-Type, X-Request-Id"
 PREFLIGHT_SECONDS = 600
@@ -39,12 +41,16 @@ async def stamp(request: web.Request, response: web.StreamResponse) -> None:
 
 class Keys:
     """API keys, admin keys, tenants. `admin`: handlers that need an admin key where one is set; `shared`: handlers that show the whole
-    server, which do so where tenants are kept apart."""
+    server, which do so where tenants are kept apart; `page`: handlers of the web page's files, where a browser may send the key as a
+    password."""
 
-    def __init__(self, settings: ServerSettings, *, admin: Collection[Handler], shared: Collection[Handler]) -> None:
+    def __init__(
+        self, settings: ServerSettings, *, admin: Collection[Handler], shared: Collection[Handler], page: Collection[Handler]
+    ) -> None:
         self._keys = settings.api_key
         self._admin_keys = settings.admin_api_key
         self._admin = {*admin, *shared} if settings.salt_from_key else {*admin}
+        self._page = frozenset(page)
         self._apart = settings.salt_from_key
 
     @web.middleware
@@ -64,17 +70,26 @@ class Keys:
         for_admin = bool(self._admin_keys) and request.match_info.handler in self._admin
         if not self._keys and not for_admin:
             return None
-        scheme, _, given = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+        given = self._given(request)
         # Every key is compared, so that time tells nothing.
         admins = [key for key in self._admin_keys if key.matches(given)]
         matches = admins + [key for key in self._keys if key.matches(given)]
-        if not matches or scheme.lower() != "bearer":
-            return _unauthorized("an admin key" if for_admin else "an API key")
+        if not given or not matches:
+            challenge = BROWSER_CHALLENGE if request.match_info.handler in self._page else "Bearer"
+            return _unauthorized("an admin key" if for_admin else "an API key", challenge)
         if for_admin and not admins:
             return status_reply(403, "this route needs an admin key (--admin-api-key)", code="admin_key_required")
         who.operator = who.operator or bool(admins)
         who.tenant = matches[0].digest(TENANT) if self._apart else ""
         return None
+
+    def _given(self, request: web.Request) -> str:
+        """The key that came with a request. A browser that opens a page can only send it as a password; it then sends that with requests
+        that other sites make it send, too, so nothing but the page's files takes one."""
+        scheme, _, given = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+        if scheme.lower() == "basic" and request.match_info.handler in self._page:
+            return _password(given)
+        return given if scheme.lower() == "bearer" else ""
 
 
 class Gate:
@@ -139,10 +154,18 @@ class Cors:
         return origin is not None and (self._any or origin in self._origins)
 
 
-def _unauthorized(what: str) -> web.Response:
+def _password(given: str) -> str:
+    """The password of basic credentials; empty if they are none."""
+    try:
+        return base64.b64decode(given, validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""
+
+
+def _unauthorized(what: str, challenge: str) -> web.Response:
     return status_reply(
         401,
         f"this server needs {what}: Authorization: Bearer KEY",
-        headers={hdrs.WWW_AUTHENTICATE: "Bearer"},
+        headers={hdrs.WWW_AUTHENTICATE: challenge},
         code="invalid_api_key",
     )
