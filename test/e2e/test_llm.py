@@ -93,6 +93,19 @@ def test_more_prompts_than_a_request_may_have_and_a_bar(llm: LLM) -> None:
         assert answers[index]["output_ids"] == alone["output_ids"]
 
 
+def test_the_bar_stands_on_standard_error(llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixpd.offline.progress.DELAY", 0)
+    llm.generate(["one"] * 3, GREEDY, use_tqdm=False)
+    llm.generate("one", GREEDY)
+    assert capsys.readouterr() == ("", "")
+    llm.generate(["one"] * 3, GREEDY)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Prompts: 100%" in err
+    assert "3/3" in err
+    assert " output tokens/s" in err
+
+
 def test_streams_grow_to_the_plain_answer(llm: LLM) -> None:
     plain = llm.generate(["one", "two"], GREEDY)
     last: dict[int, Any] = {}
