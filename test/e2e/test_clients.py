@@ -20,6 +20,7 @@ from e2e.servers import Server
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 LARGE = ("sglang", "guidellm")
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # with these aiperf takes a folder for a name on the hub
 CLOSE = 1e-3
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
@@ -40,15 +41,13 @@ def run(demo: Server, tmp_path_factory: pytest.TempPathFactory) -> Any:
         folder = tmp_path_factory.mktemp("results")
         programs = Path(sys.executable).parent if section == "openai" else client_path(section)
         environment = {
+            **{name: value for name, value in os.environ.items() if name not in OFFLINE},
             "PATH": f"{programs}:{os.environ['PATH']}",
             "B": demo.url,
             "OUT": str(folder),
             "PYTHONPATH": str(folder),
             "TOK": demo.get("/get_model_info").json["tokenizer_path"],
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            # aiperf takes a folder for a name on the hub when the hub is off.
-            "HF_HUB_OFFLINE": "0",
-            "TRANSFORMERS_OFFLINE": "0",
         }
         demo.flush()
         for example in examples(section, url=demo.url):
