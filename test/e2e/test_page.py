@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from e2e.browsing import CHROMIUM, NO_BROWSER, SYSTEM, answer, chromium, facts, force, opened, prompt_text, say, settle
 from e2e.servers import ASCII_BIAS, Server, tiny_chat_model, until
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Error, Page, expect
 
 REFUSED = "Failed to load resource"  # how the browser's console tells an answer that is not 2xx
 # Notes the length of the newest answer whenever it changes.
@@ -18,6 +18,11 @@ WATCH_GROWTH = """() => {
         const shown = document.querySelectorAll(".said.model .text");
         if (shown.length) window.lengths.push(shown[shown.length - 1].textContent.length);
     }).observe(document.getElementById("log"), { childList: true, subtree: true, characterData: true });
+}"""
+# How many colours a canvas has.
+COLOURS = """(canvas) => {
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    return new Set(new Uint32Array(data.buffer)).size;
 }"""
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
@@ -75,10 +80,7 @@ def test_the_tree_and_the_pool_are_shown_live(browser: Browser, server: Server) 
             expect(page.locator(f"[data-owner={owner}] b")).to_have_text(f"{int(pages[owner]):,}")
         bar.hover()
         expect(page.locator("#node")).to_contain_text("tokens")
-        drawn = page.locator("#pool").evaluate(
-            "c => new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.reduce((seen, value, at, all) => "
-            "at % 4 ? seen : [...seen, all.slice(at, at + 4).join()], [])).size"
-        )
+        drawn = page.locator("#pool").evaluate(COLOURS)
         assert drawn >= 3  # the tree's colour, the free pages' and the gaps'
         # Somebody else's branch appears without a click.
         server.generate(text="Nobody has asked this before, " * 4, sampling_params={"max_new_tokens": 1})
@@ -243,3 +245,49 @@ def test_a_cache_that_cannot_be_seen_is_asked_ever_less_often(browser: Browser, 
         expect(page.locator("#trouble")).to_contain_text("not just now. Trying again in 4 s.")
         page.unroute("**/cache_tree")
         expect(page.locator("#trouble")).to_be_hidden()
+
+
+def give_key(page: Page, key: str) -> None:
+    """Answer the page's question."""
+    page.get_by_role("textbox", name="Key").fill(key)
+    page.get_by_role("button", name="Use it").click()
+
+
+def test_with_keys_the_page_asks_for_one(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve("--api-key", "key-of-ada", "--api-key", "key-of-bob", "--admin-api-key", "key-of-root")
+    with browser.new_context() as stranger, pytest.raises(Error, match="ERR_INVALID_AUTH_CREDENTIALS"):
+        stranger.new_page().goto(server.url + "/")
+    login = {"username": "ada", "password": "key-of-ada"}
+    with opened(browser, server, fault=REFUSED, ready=False, http_credentials=login) as page:
+        expect(page.locator("#key-dialog")).to_contain_text("needs an API key: Authorization")
+        give_key(page, "wrong")
+        expect(page.locator("#key-dialog")).to_be_visible()
+        give_key(page, "key-of-ada")
+        expect(page.locator("#model")).not_to_be_empty()
+        settle(page)
+        say(page, "Do you know me?")
+        assert facts(page)["finish"] == "length"
+        # The cache is the administrator's.
+        expect(page.locator("#trouble")).to_contain_text("admin key")
+        expect(page.get_by_role("treeitem")).to_have_count(0)
+        page.get_by_role("button", name="Give an admin key").click()
+        give_key(page, "key-of-root")
+        expect(page.locator("#tree .bar.mine").first).to_be_visible()
+        expect(page.locator("#trouble")).to_be_hidden()
+        page.reload()
+        expect(page.locator("#model")).not_to_be_empty()
+        assert "key-of" not in page.content()
+    assert "key-of" not in server.log
+
+
+def test_where_several_keys_share_a_server_the_tree_has_no_texts(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve("--api-key", "key-of-ada", "--api-key", "key-of-bob")
+    bob = {"Authorization": "Bearer key-of-bob"}
+    server.post("/generate", {"text": "Bob has a secret. " * 4, "sampling_params": {"max_new_tokens": 1}}, headers=bob)
+    with opened(browser, server, fault=REFUSED, ready=False, http_credentials={"username": "", "password": "key-of-ada"}) as page:
+        give_key(page, "key-of-ada")
+        bar = page.get_by_role("treeitem").first
+        expect(bar).to_have_text("64 tokens")
+        bar.hover()
+        expect(page.locator("#node")).to_contain_text("Texts are left out")
+        assert "secret" not in page.content()
