@@ -17,6 +17,7 @@ from server.events import parse_events
 
 __all__ = ["EXCUSES", "Contract", "candidates"]
 
+HUGE, MANY = 10**40, 5000
 OPEN = ("ServerInfo",)  # answers with fields besides the named ones
 EXCUSES = re.compile(
     "|".join(
@@ -114,22 +115,24 @@ def candidates(contract: Contract, schema: Any, depth: int = 0) -> list[Any]:
 
 
 def _around(contract: Contract, kind: str, schema: Any, depth: int) -> list[Any]:
-    if kind in ("integer", "number") and "minimum" in schema:
-        low, high = schema["minimum"], schema["maximum"]
+    """Both sides of every bound; where there is none, a value that any bound would forbid."""
+    if kind in ("integer", "number"):
         step = 1 if kind == "integer" else 1e-7
-        return [low, low - step, high, high + step]
-    if kind == "string" and "maxLength" in schema:
-        sizes = (schema["minLength"], schema["maxLength"])
-        return ["a" * size for edge in sizes for size in (edge - 1, edge, edge + 1) if size >= 0]
+        low, high = schema.get("minimum"), schema.get("maximum")
+        return [*([-HUGE] if low is None else [low, low - step]), *([HUGE] if high is None else [high, high + step])]
+    if kind == "string":
+        return ["a" * size for size in _sizes(schema.get("minLength"), schema.get("maxLength"))]
     if kind == "array" and depth < 3:
         items = candidates(contract, schema["items"], depth + 1) if "items" in schema else []
         good = next((item for item in items if contract.allows(schema["items"], item)), None)
-        edges = [
-            schema[edge] + more for edge, more in (("minItems", -1), ("minItems", 0), ("maxItems", 0), ("maxItems", 1)) if edge in schema
-        ]
-        return [[item] for item in items] + [[good] * size for size in edges if size >= 0]
+        return [[item] for item in items] + [[good] * size for size in _sizes(schema.get("minItems"), schema.get("maxItems"))]
     if kind == "object" and "maxProperties" in schema:
         most = schema["maxProperties"]
         values = candidates(contract, schema["additionalProperties"], depth + 1)
         return [{"0": value} for value in values] + [{"-1": 1}, {str(i): 0 for i in range(most + 1)}]
     return []
+
+
+def _sizes(least: int | None, most: int | None) -> list[int]:
+    least = least or 0
+    return [*([] if least == 0 else [least - 1]), least, *([MANY] if most is None else [most, most + 1])]
