@@ -260,6 +260,9 @@ def test_with_keys_the_page_asks_for_one(browser: Browser, serve: Callable[..., 
     login = {"username": "ada", "password": "key-of-ada"}
     with opened(browser, server, fault=REFUSED, ready=False, http_credentials=login) as page:
         expect(page.locator("#key-dialog")).to_contain_text("needs an API key: Authorization")
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_label("Message").fill("Do I need a key?")
+        page.keyboard.press("Enter")
         give_key(page, "wrong")
         expect(page.locator("#key-dialog")).to_be_visible()
         give_key(page, "key-of-ada")
@@ -291,3 +294,22 @@ def test_where_several_keys_share_a_server_the_tree_has_no_texts(browser: Browse
         bar.hover()
         expect(page.locator("#node")).to_contain_text("Texts are left out")
         assert "secret" not in page.content()
+
+
+def test_a_server_that_goes_away_is_noticed_and_welcomed_back(browser: Browser, server: Server) -> None:
+    with opened(browser, server, fault=REFUSED) as page:
+        settle(page)
+        expect(page.locator("#status")).to_have_text("ready")
+        page.unroute("**/v1/chat/completions")
+        page.route("**/*", lambda route: route.abort("connectionrefused"))
+        page.get_by_label("Message").fill("Are you there?")
+        page.keyboard.press("Enter")
+        expect(page.locator(".error")).to_have_text("there is no connection to the server")
+        expect(page.locator("#trouble")).to_contain_text("no connection")
+        expect(page.locator("#status")).to_have_text("no connection")
+        page.unroute("**/*")
+        expect(page.locator("#status")).to_have_text("ready")
+        page.keyboard.press("Enter")
+        expect(page.locator(".turn").last.locator(".prompt")).to_be_attached()
+        page.locator(".prompt summary").click()
+        assert "".join(prompt_text(page)) == rendered(("system", SYSTEM), ("user", "Are you there?"))
