@@ -92,6 +92,9 @@ async def _failed(request: web.Request, error: RadixpdError) -> web.StreamRespon
     # A client that does not read must not hold its connection for ever.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LAST_WRITE_SECONDS):
+            # By looking: a write that was cancelled while it waited for room leaves a cancelled future to those that come after it.
+            while request.protocol.writing_paused:
+                await asyncio.sleep(LAST_WRITE_SECONDS / 100)
             await started.write(event(error_body(error)))
             await started.write_eof()
             return started
