@@ -75,6 +75,8 @@ def test_a_process_that_stands_still_ends_the_server_with_every_stack_and_a_dump
     pids = server.children()
     stream = server.stream("/generate", {"text": "hurt", "rid": "hurt", "sampling_params": LONG})
     first = next(stream)
+    # So that it stays open, however fast the others go on.
+    assert server.post("/pause_generation", {"mode": "in_place"}).status == 200
     os.kill(pids[victim], signal.SIGSTOP)
     *_, last = stream
     message = f"the {victim} process has not answered for 6 s (--watchdog-timeout)"
