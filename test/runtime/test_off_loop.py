@@ -9,7 +9,8 @@ import threading
 
 import pytest
 
-from radixpd.runtime.off_loop import in_thread
+from radixpd.runtime import off_loop
+from radixpd.runtime.off_loop import Pace, in_thread
 
 
 async def test_values_and_errors_come_back() -> None:
