@@ -16,7 +16,7 @@ from aiohttp.typedefs import Handler
 from radixpd.errors import EngineFailed, RadixpdError
 from radixpd.runtime.caller import caller
 from radixpd.server import admin_api, chat, info_api, native_api, openai_api, openapi, ops_api, page_api, text_api
-from radixpd.server.guards import OPEN_PATHS, Cors, Gate, Keys, stamp
+from radixpd.server.guards import Cors, Gate, Keys, stamp
 from radixpd.server.observe import observed
 from radixpd.server.replies import INTERNAL, error_body, error_reply, status_reply
 from radixpd.server.service import SERVICE, Service, service_of
@@ -41,10 +41,10 @@ def build_app(service: Service) -> web.Application:
     settings = service.resolved.settings.server
     keys = Keys(settings, admin=ADMIN, shared=SHARED, page=(page_api.index, page_api.page_file))
     generating = {route.handler for module in GENERATING for route in module.ROUTES if route.method in (hdrs.METH_POST, hdrs.METH_PUT)}
-    cors = Cors(settings)
+    gate, cors = Gate(settings, generating=generating), Cors(settings)
     app = web.Application(
         client_max_size=settings.max_body_size,
-        middlewares=[observed, _errors, cors.preflight, keys.check, Gate(settings, generating=generating).check],
+        middlewares=[observed, _errors, cors.preflight, keys.check, gate.check],
     )
     app.on_response_prepare.extend((stamp, cors.stamp))
     app[SERVICE] = service
@@ -52,7 +52,7 @@ def build_app(service: Service) -> web.Application:
     for module in ROUTED:
         app.router.add_routes(module.ROUTES)
     docs = {handler: doc for module in ROUTED for handler, doc in module.DOCS.items()}
-    app[openapi.DOCUMENT] = openapi.document(app.router, docs, service.manager.limits, closed=bool(settings.api_key), open_paths=OPEN_PATHS)
+    app[openapi.DOCUMENT] = openapi.document(app.router, docs, service.manager.limits, keys=keys, gate=gate)
     return app
 
 

@@ -20,7 +20,7 @@ from radixpd.errors import BadRequest, DeadlineExceeded, Overloaded
 from radixpd.runtime.caller import Caller, caller, set_caller
 from radixpd.server.replies import status_reply
 
-__all__ = ["REQUEST_ID", "SERVER", "Cors", "Gate", "Keys", "stamp"]
+__all__ = ["REQUEST_ID", "REQUEST_ID_FORM", "SERVER", "Cors", "Gate", "Keys", "stamp"]
 
 OPEN_PATHS = frozenset(("/health",))
 REQUEST_ID = "X-Request-Id"
@@ -52,6 +52,14 @@ class Keys:
         self._admin = {*admin, *shared} if settings.salt_from_key else {*admin}
         self._page = frozenset(page)
         self._apart = settings.salt_from_key
+
+    def schemes(self, path: str, handler: Handler) -> tuple[str, ...]:
+        """What `/openapi.json` says of a route: which of key, admin, password it takes; none if it needs nothing."""
+        if path in OPEN_PATHS:
+            return ()
+        if self._admin_keys and handler in self._admin:
+            return ("admin",)
+        return () if not self._keys else ("key", "password") if handler in self._page else ("key",)
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -100,6 +108,12 @@ class Gate:
         self._most = settings.max_concurrent_requests
         self._seconds = settings.request_timeout
         self._open = 0
+
+    def statuses(self, handler: Handler) -> tuple[int, ...]:
+        """What `/openapi.json` says of a route: the errors that it may have from here."""
+        if handler not in self._generating:
+            return ()
+        return (503,) if self._seconds is None else (503, 504)
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
