@@ -152,6 +152,11 @@ class LLM:
         view = {name: value for name, value in public_view(self._resolved).items() if name not in HTTP_ONLY}
         return {**view, "version": __version__, "load": asdict(self._client.load), "internal_states": [state]}
 
+    @property
+    def tokenizer_directory(self) -> str:
+        """Folder of the model's tokenizer files, for who wants to count or cut."""
+        return self._resolved.tokenizer_directory
+
     def shutdown(self) -> None:
         """End the engine's processes. Calls that still wait raise `EngineFailed`; once more does nothing."""
         self._end()
