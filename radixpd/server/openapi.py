@@ -46,12 +46,20 @@ SCHEMES: dict[str, Schema] = {
     "admin": {"type": "http", "scheme": "bearer", "description": "one of --admin-api-key"},
     "password": {"type": "http", "scheme": "basic", "description": "for browsers: any name, the key as password"},
 }
-REQUEST_ID_TEXT: Schema = {"type": "string", "pattern": f"^{REQUEST_ID_FORM.pattern}$"}
 PARAMETERS: dict[str, Schema] = {
-    "RequestId": {"name": REQUEST_ID, "in": "header", "description": "the request's name in answers and logs", "schema": REQUEST_ID_TEXT}
+    "RequestId": {
+        "name": REQUEST_ID,
+        "in": "header",
+        "description": "the request's name in answers and logs; empty is as good as none",
+        "schema": {"type": "string", "pattern": f"^({REQUEST_ID_FORM.pattern})?$"},
+    }
 }
 HEADERS: dict[str, Schema] = {
-    "RequestId": {"description": "the name that the client gave, or one made up", "required": True, "schema": REQUEST_ID_TEXT},
+    "RequestId": {
+        "description": "the name that the client gave, or one made up",
+        "required": True,
+        "schema": {"type": "string", "pattern": f"^{REQUEST_ID_FORM.pattern}$"},
+    },
     "RetryAfter": {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}},
 }
 

@@ -16,6 +16,7 @@ import schemathesis
 from contract import EXCUSES, Contract
 from e2e.servers import Server
 from schemathesis.config import SchemathesisConfig
+from schemathesis.core import NotSet
 from schemathesis.engine import Status, events, from_schema
 
 __all__ = ["Tally", "fuzz"]
@@ -101,7 +102,7 @@ def _judge(recorder: Any, contract: Contract, tally: Tally) -> None:
     for id, interaction in recorder.interactions.items():
         case, response = recorder.cases[id].value, interaction.response
         name = f"{case.method} {case.operation.path}"
-        example = f"{case.method} {interaction.request.uri} {_shown(case.body)}"
+        example = f"{case.method} {interaction.request.uri} {dict(case.headers or {})} {_shown(case.body)}"
         tally.requests += 1
         if response is None:
             tally.fail(f"{name}: no answer", example)
@@ -136,6 +137,8 @@ def _hold(case: Any, response: Any, contract: Contract, *, allowed: bool) -> Non
 
 
 def _shown(body: Any) -> str:
+    if isinstance(body, NotSet):
+        return ""
     try:
         return json.dumps(body)[:2000]
     except TypeError:
