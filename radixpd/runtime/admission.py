@@ -143,6 +143,8 @@ def _with_defaults(wish: Sampling, defaults: Sampling) -> Sampling:
     """The request's wishes over the defaults, with one name for the seed."""
     if wish.sampling_seed is None:
         wish = msgspec.structs.replace(wish, sampling_seed=wish.seed)
+    elif wish.seed is not None and wish.seed != wish.sampling_seed:
+        raise BadRequest("seed and sampling_seed mean the same: give one of them, or the same value twice", param="seed")
     given = {name: value for name in wish.__struct_fields__ if (value := getattr(wish, name)) is not None}
     if wish.max_new_tokens is not None and wish.min_new_tokens is None and defaults.min_new_tokens:
         given["min_new_tokens"] = min(wish.max_new_tokens, defaults.min_new_tokens)

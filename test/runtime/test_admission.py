@@ -45,7 +45,9 @@ def test_a_default_gives_way_to_what_a_request_says() -> None:
     assert (params().max_new_tokens, params().min_new_tokens, params().temperature, params().seed) == (40, 20, 0.5, 4)
     assert (params(max_new_tokens=10).max_new_tokens, params(max_new_tokens=10).min_new_tokens) == (10, 10)
     assert params(min_new_tokens=50).max_new_tokens == 50
-    assert (params(temperature=None).temperature, params(seed=7).seed, params(seed=7, sampling_seed=8).seed) == (0.5, 7, 8)
+    assert (params(temperature=None).temperature, params(seed=7).seed, params(seed=7, sampling_seed=7).seed) == (0.5, 7, 7)
+    with pytest.raises(BadRequest, match="seed and sampling_seed mean the same"):
+        params(seed=7, sampling_seed=8)
     with pytest.raises(BadRequest, match="min_new_tokens must be at most"):
         params(max_new_tokens=10, min_new_tokens=11)
 
