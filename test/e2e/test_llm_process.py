@@ -142,6 +142,37 @@ sys.exit(7)
     until(lambda: nothing_left(program, home), "no process, no directory", seconds=5)
 
 
+@pytest.mark.full
+def test_an_interruption_at_any_moment_leaves_nothing_running(start: Start, home: str) -> None:
+    program = start("""
+import random
+make()
+draw = random.Random(1)
+def stream():
+    for _ in llm.generate(["a b c"] * 5, {"max_new_tokens": 40}, stream=True): pass
+def chat(): llm.chat([{"role": "user", "content": "x"}], {"max_new_tokens": 30})
+def plain(): llm.generate(["a b c"] * 30, {"max_new_tokens": 40}, use_tqdm=False)
+interrupted = 0
+for round in range(120):
+    timer = threading.Timer(draw.choice([0, 0.001, 0.01, 0.1]) * draw.random(), os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        timer.start()
+        (plain, stream, chat)[round % 3]()
+        timer.join()
+        time.sleep(1)  # the signal comes here
+    except KeyboardInterrupt:
+        interrupted += 1
+    timer.join()
+    llm.flush_cache()
+say([interrupted, llm._runs._free._value == llm._runs.room])
+say(len(llm.generate("a", SHORT)["output_ids"]))
+""")
+    assert program.hears() == [120, True]
+    assert program.hears() == 3
+    assert program.end()[0] == 0
+    until(lambda: nothing_left(program, home), "no process, no directory", seconds=5)
+
+
 def test_kill_9_of_the_program_leaves_nothing(start: Start, home: str) -> None:
     """Also when the thread that made the engine has ended, and a fork that outlives the program holds all its descriptors."""
     program = start("""
