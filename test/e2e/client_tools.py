@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ __all__ = ["ROOT", "Example", "client_path", "comparable", "examples", "expected
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs/clients.md"
+DIGITS = 12
 INSTALL_SECONDS = 600
 UNREACHABLE = ("connection broken", "(from versions: none)", "Temporary failure in name resolution")
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
@@ -35,7 +37,7 @@ def client_path(name: str) -> Path:
     """The folder of a client's programs."""
     pins = ROOT / "3rdparty/clients" / f"{name}.txt"
     home = Path(sys.prefix) / "clients"
-    place = home / f"{name}-{hashlib.sha256(pins.read_bytes()).hexdigest()[:12]}"
+    place = home / f"{name}-{hashlib.sha256(pins.read_bytes()).hexdigest()[:DIGITS]}"
     home.mkdir(exist_ok=True)
     with (home / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -46,8 +48,10 @@ def client_path(name: str) -> Path:
 
 
 def _install(place: Path, pins: Path) -> None:
-    """Everything is pinned, so pip has nothing to work out."""
-    subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
+    """Everything is pinned, so pip has nothing to work out. Environments of older pins go."""
+    for old in place.parent.glob(place.name[:-DIGITS] + "?" * DIGITS):
+        shutil.rmtree(old)
+    subprocess.run([sys.executable, "-m", "venv", place], check=True)
     pip = [place / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "2", "--timeout", "20"]
     try:
         done = subprocess.run([*pip, "--no-deps", "-r", pins], capture_output=True, text=True, timeout=INSTALL_SECONDS)
