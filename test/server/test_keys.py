@@ -45,7 +45,7 @@ async def status(api, method: str, path: str, key: str = "") -> int:
         return response.status
 
 
-async def test_se_03_every_route_needs_a_key_but_health(make_api) -> None:
+async def test_every_route_needs_a_key_but_health(make_api) -> None:
     api = await make_api(server=keyed("k1", admin="adm"))
     routes = every_route(api)
     assert len(routes) > 40
@@ -54,7 +54,7 @@ async def test_se_03_every_route_needs_a_key_but_health(make_api) -> None:
             assert (await status(api, method, path, key) == 401) == (path != "/health"), (method, path)
 
 
-async def test_se_03_the_admin_key_opens_every_route_and_orders_need_it(make_api) -> None:
+async def test_an_admin_key_opens_every_route_and_orders_need_it(make_api) -> None:
     api = await make_api(server=keyed("k1", admin="adm"))
     for method, path in every_route(api):
         assert (await status(api, method, path, "k1") == 403) == is_order(method, path), (method, path)
@@ -96,7 +96,7 @@ async def test_the_scheme_is_bearer(make_api, given) -> None:
 # ---- tenants ----------------------------------------------------------------------------------------------------------------------
 
 
-async def test_is_05_keys_never_share_a_namespace_whatever_the_body_says(make_api) -> None:
+async def test_keys_never_share_a_namespace_whatever_the_body_says(make_api) -> None:
     api = await make_api(server=keyed("k1", "k2", admin="adm", salt_from_key=True))
     spaces = {}
     for salt in (None, "s", "x" * 1024):
@@ -281,7 +281,7 @@ async def test_known_routes_of_others_say_why_they_are_missing(api) -> None:
             assert (response.status, (await response.json())["error"]["code"]) == (404, code)
 
 
-async def test_se_06_se_10_nothing_loads_adapters(api) -> None:
+async def test_se_06_nothing_loads_weights_or_adapters(api) -> None:
     for path in ("/load_lora_adapter", "/unload_lora_adapter", "/update_weights_from_disk"):
         for name in ("../../etc", "/etc", "org/model"):
             async with api.http.post(path, json={"lora_name": name, "lora_path": name, "model_path": name}) as response:
