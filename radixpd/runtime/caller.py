@@ -7,15 +7,17 @@ caller is the server itself. Invariant: two tenants share neither a namespace no
 
 from __future__ import annotations
 
+import re
 import uuid
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 from radixpd.core.page_hash import namespace
 
-__all__ = ["Caller", "caller", "set_caller"]
+__all__ = ["REQUEST_ID_FORM", "Caller", "caller", "set_caller"]
 
 SCOPE_DIGITS = 16
+REQUEST_ID_FORM = re.compile(r"[\x21-\x7e]{1,128}")  # what can be a header's value
 
 
 @dataclass(slots=True, eq=False)
@@ -35,9 +37,9 @@ class Caller:
 
     @property
     def id(self) -> str:
-        """What answers and logs call this HTTP request: the client's name for it, or the rid, or a name drawn now."""
+        """What answers and logs call this HTTP request: the client's name for it, or the rid if a header can hold it, or one drawn now."""
         if not self.request_id:
-            self.request_id = self.rid or uuid.uuid4().hex
+            self.request_id = self.rid if REQUEST_ID_FORM.fullmatch(self.rid) else uuid.uuid4().hex
         return self.request_id
 
     def salted(self, space: bytes) -> bytes:

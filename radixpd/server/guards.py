@@ -17,19 +17,19 @@ from aiohttp.typedefs import Handler
 
 from radixpd.config.settings import ServerSettings
 from radixpd.errors import BadRequest, DeadlineExceeded, Overloaded
-from radixpd.runtime.caller import Caller, caller, set_caller
+from radixpd.runtime.caller import REQUEST_ID_FORM, Caller, caller, set_caller
 from radixpd.server.replies import status_reply
 
 __all__ = ["REQUEST_ID", "REQUEST_ID_FORM", "SERVER", "Cors", "Gate", "Keys", "stamp"]
 
 OPEN_PATHS = frozenset(("/health",))
 REQUEST_ID = "X-Request-Id"
-REQUEST_ID_FORM = re.compile(r"[\x21-\x7e]{1,128}")
 SERVER = "radixpd"
 TENANT = "radixpd tenant"  # what a key's digest is for; a change empties every tenant's cache
 BROWSER_CHALLENGE = 'Basic realm="radixpd: any name, an API key as password", charset="UTF-8"'
 METHODS = "GET, HEAD, POST, PUT, OPTIONS"
 HEADERS = "Authorization, Content-Type, X-Request-Id"
+HEADER_NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]+", re.ASCII)
 PREFLIGHT_SECONDS = 600
 
 
@@ -148,9 +148,10 @@ class Cors:
         asked = request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers
         if not (asked and self._allows(request)):
             return await handler(request)
+        names = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")
         headers = {
             hdrs.ACCESS_CONTROL_ALLOW_METHODS: METHODS,
-            hdrs.ACCESS_CONTROL_ALLOW_HEADERS: request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS) or HEADERS,
+            hdrs.ACCESS_CONTROL_ALLOW_HEADERS: names if HEADER_NAMES.fullmatch(names) else HEADERS,
             hdrs.ACCESS_CONTROL_MAX_AGE: str(PREFLIGHT_SECONDS),
         }
         return web.Response(status=204, headers=headers)

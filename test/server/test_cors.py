@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from server.test_connection import answer_to
 
 from radixpd.config.secret import Secret
 from radixpd.config.settings import ServerSettings
@@ -47,6 +48,14 @@ async def test_a_preflight_needs_no_key(make_api, path, origins) -> None:
     async with api.http.get(path, headers={"Origin": PAGE}) as response:
         assert response.status == (200 if path == "/health" else 401)
         assert allowed(response) == ("*" if origins == ("*",) else PAGE), "a page must be able to read the refusal"
+
+
+async def test_a_preflight_is_not_echoed_blindly(make_api) -> None:
+    api = await make_api(server=allowing("*"))
+    raw = b"OPTIONS /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nOrigin: https://a\r\nAccess-Control-Request-Method: POST\r\n"
+    for names in (b"\xff\xfe", b"", b"a<script>", "größe".encode()):
+        status, headers, _ = await answer_to(api, raw + b"Access-Control-Request-Headers: " + names + b"\r\n\r\n")
+        assert (status, headers["access-control-allow-headers"]) == (204, "Authorization, Content-Type, X-Request-Id")
 
 
 async def test_another_origin_gets_nothing(make_api) -> None:

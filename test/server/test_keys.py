@@ -173,6 +173,7 @@ async def test_an_operator_ends_anybodys_by_the_name_in_the_log(make_api) -> Non
     tasks = [await running(api, "k1", "job", 1), await running(api, "k2", "job", 2), await running(api, "k2", "other", 3)]
     assert await aborts(api, "adm", rid="job") == 0, "which of the two?"
     assert await aborts(api, "adm", rid=api.engine.of(Generate)[1].rids[0]) == 1
+    await tasks[1]
     assert await aborts(api, "adm", abort_all=True) == 2
     await api.engine.received(Abort, 3)
     await asyncio.gather(*tasks)
@@ -234,6 +235,16 @@ async def test_without_a_request_id_it_is_the_rid(api) -> None:
         assert response.headers["X-Request-Id"] == (await response.json())["meta_info"]["id"]
     ids = {(await api.http.get("/health")).headers["X-Request-Id"] for _ in range(3)}
     assert len(ids) == 3
+
+
+@pytest.mark.parametrize("rid", ["a\r\nX-Evil: 1", "größe", "x" * 1024, " ", "\0"])
+async def test_a_rid_that_no_header_can_hold_is_not_put_into_one(api, rid) -> None:
+    for stream in (False, True):
+        async with api.http.post("/generate", json={**ASK, "rid": rid, "stream": stream}) as response:
+            assert response.status == 200
+            assert re.fullmatch("[0-9a-f]{32}", response.headers["X-Request-Id"])
+            assert "X-Evil" not in response.headers
+            assert "[DONE]" in await response.text() or (await response.json())["meta_info"]["id"] == rid
 
 
 @pytest.mark.parametrize("given", ["x" * 129, "a b", "é"])
