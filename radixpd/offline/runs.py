@@ -41,8 +41,7 @@ class Runs:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._manager = service.manager
-        running, queued = service.manager.limits.max_running, service.resolved.settings.scheduler.max_queued_requests
-        self.room = running + (QUEUED * running if queued is None else queued)
+        self.room = service.manager.limits.max_running * (1 + QUEUED)
         self._free = asyncio.Semaphore(self.room)
         self._turn = asyncio.Lock()
 

@@ -71,7 +71,7 @@ def test_flags_of_the_engine_are_its_keywords() -> None:
     ("argv", "words"),
     [
         (["--model-path", "demo", "--page-sice", "4"], "unknown flag --page-sice; the nearest is --page-size"),
-        (["--model-path", "demo", "--port", "4"], "port: an LLM inside a program has no HTTP server"),
+        (["--model-path", "demo", "--port", "4"], "port: this is for a server"),
         (["--model-path", "demo", "--dataset-name", "multi-turn"], "--dataset-name multi-turn needs the answers of earlier rounds"),
         (["--model-path", "demo", "--use-trace-timestamps"], "--use-trace-timestamps: everything is handed over at once"),
         ([], "--model-path is missing"),

@@ -21,7 +21,7 @@ def program() -> tuple[str, list[str]]:
     blocks = BLOCK.findall(DOCUMENT.read_text(encoding="utf-8"))
     assert len(blocks) >= 6
     code = "".join(blocks)
-    return code, [line[3:] for line in code.splitlines() if line.startswith("#> ")]
+    return code, [line[4:] for line in code.splitlines() if line.startswith("# > ")]
 
 
 def run(code: str, folder: Path) -> list[str]:
