@@ -11,8 +11,9 @@ import re
 from radixpd.config.settings import ServerSettings
 from radixpd.errors import ConfigError
 
-__all__ = ["check_access"]
+__all__ = ["access_notes", "check_access"]
 
+LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1")
 ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 
 
@@ -31,3 +32,13 @@ def check_access(server: ServerSettings) -> None:
                 f"--allowed-origins {origin}: give * or what a browser sends: http(s)://host or http(s)://host:port, in lower case, "
                 "without a path"
             )
+
+
+def access_notes(server: ServerSettings) -> tuple[str, ...]:
+    """What an operator may not have meant, as lines for the log."""
+    notes = []
+    if not server.api_key and not LOOPBACK.fullmatch(server.host):
+        notes.append(f"--host {server.host} without --api-key: whoever reaches this address may use the server")
+    if server.salt_from_key and not server.admin_api_key:
+        notes.append("--salt-from-key without --admin-api-key: every key may flush the cache, pause the server and read /metrics")
+    return tuple(notes)

@@ -13,7 +13,7 @@ import typing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from radixpd.config.access import check_access
+from radixpd.config.access import access_notes, check_access
 from radixpd.config.facts import MachineFacts, ModelFacts, read_machine_facts, read_model_facts
 from radixpd.config.secret import Secret
 from radixpd.config.settings import CacheSettings, Settings
@@ -133,7 +133,7 @@ def resolve(
     pages, pool_note = _pages(settings.cache, model, machine, dtype=dtype)
     scheduler = settings.scheduler
     policy = scheduler.schedule_policy
-    notes = [pool_note]
+    notes = [pool_note, *access_notes(settings.server)]
     if settings.cache.disable_radix_cache and policy in CACHE_AWARE:
         notes.append(f"--schedule-policy {policy} orders by cached prefix; with --disable-radix-cache it is fcfs")
         policy = "fcfs"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixpd.config.access import check_access
+from radixpd.config.access import access_notes, check_access
 from radixpd.config.cli import parse
 from radixpd.config.secret import Secret
 from radixpd.config.settings import ServerSettings
@@ -47,6 +47,17 @@ def test_origins_that_browsers_send(origin: str) -> None:
 )
 def test_origins_that_none_sends(origin: str) -> None:
     assert "--allowed-origins" in fault(allowed_origins=("https://fine.example", origin))
+
+
+def test_what_may_not_be_meant_is_said() -> None:
+    key, admin = (Secret("a"),), (Secret("b"),)
+    assert access_notes(ServerSettings()) == access_notes(ServerSettings(host="localhost")) == ()
+    (open_to_all,) = access_notes(ServerSettings(host="0.0.0.0", admin_api_key=admin))
+    assert "--host 0.0.0.0 without --api-key" in open_to_all
+    assert access_notes(ServerSettings(host="0.0.0.0", api_key=key)) == ()
+    (orders,) = access_notes(ServerSettings(api_key=key, salt_from_key=True))
+    assert "--admin-api-key" in orders
+    assert access_notes(ServerSettings(api_key=key, salt_from_key=True, admin_api_key=admin)) == ()
 
 
 def test_flags_may_repeat() -> None:
