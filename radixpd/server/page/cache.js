@@ -70,7 +70,7 @@ export class CacheView {
           element("i", { class: `swatch ${owner}` }),
           `${name} `,
           element("b", {}, count(number)),
-          element("span", { class: "soft" }, " ", [percent(number, pages.total), more].filter(Boolean).join(", ")),
+          element("span", { class: "soft" }, ` (${[percent(number, pages.total), more].filter(Boolean).join(", ")})`),
         ),
       ),
     );
