@@ -9,7 +9,7 @@ their epoch and dropped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -17,17 +17,18 @@ from radixpd.config.settings import CacheSettings, SchedulerSettings
 from radixpd.core.accounts import Accounts
 from radixpd.core.budget import NewTokenRatio
 from radixpd.core.decode import Decode
-from radixpd.core.effects import Effects, Finished, Prefilled, PromptScored, TokensOut
+from radixpd.core.effects import Effects
 from radixpd.core.holdings import Holdings
 from radixpd.core.load import LoadSnapshot
-from radixpd.core.plan_builder import InFlight, Piece, PlanBuilder, StepStats
+from radixpd.core.outcomes import Outcomes
+from radixpd.core.plan_builder import InFlight, PlanBuilder, StepStats
 from radixpd.core.prefill import Prefill
 from radixpd.core.prefix_cache import PrefixCache
 from radixpd.core.request import Finish, Phase, Request, SamplingParams
 from radixpd.core.roles import Aggregated, Role
+from radixpd.core.roster import Roster
 from radixpd.core.slots import SlotTable
 from radixpd.core.step import StepPlan, StepResult
-from radixpd.core.stop import ended, finish_of
 
 __all__ = ["PAUSE_MODES", "PROMPT_STEPS", "Scheduler"]
 
@@ -54,7 +55,6 @@ class Scheduler:
         self.depth = 0 if settings.disable_overlap_schedule else 1
         self.mixed = settings.enable_mixed_chunk
         self.context_length = context_length
-        self.eos_ids = np.asarray(eos_ids, dtype=np.int32)
         self.cache = PrefixCache(
             pages,
             cache.page_size,
@@ -67,12 +67,14 @@ class Scheduler:
         self.decode = Decode(self.holdings, self.ratio)
         self.prefill = Prefill(settings, self.holdings, self.decode, self.ratio, self.role)
         self.accounts = Accounts(self.holdings, self.prefill, slots)
-        self.requests: dict[str, Request] = {}
+        self.roster = Roster(self.holdings, self.decode, self.prefill, self.accounts)
+        self._outcomes = Outcomes(
+            self.roster, self.holdings, self.prefill, self.accounts, role=self.role, eos_ids=np.asarray(eos_ids, dtype=np.int32)
+        )
         self.max_running = slots
         self.max_queued = settings.max_queued_requests
         self.paused = False
         self._in_flight: deque[InFlight] = deque()
-        self._effects = Effects()
         self._steps = 0
         self._prompt_steps = 0  # in a row, without a decode row
         self._arrivals = 0
@@ -82,6 +84,11 @@ class Scheduler:
         """Name the weights and the precision that this pool's KV comes from; page hashes start from it. Before the first plan."""
         assert self._steps == 0
         self.cache.fingerprint = fingerprint
+
+    @property
+    def requests(self) -> Mapping[str, Request]:
+        """The live ones, by rid."""
+        return self.roster.live
 
     # ---- requests come and go -------------------------------------------------------------------------------------------------
 
@@ -114,14 +121,10 @@ class Scheduler:
             for index, rid in enumerate(rids)
         ]
         leader = samples[0]
-        leader.siblings = tuple(samples[1:])
-        for request in samples:
-            assert request.rid not in self.requests, "two live requests with one rid"
-            self.requests[request.rid] = request
-            request.leader = leader if request is not leader else None
+        self.roster.enter(samples)
         refusal = self._refusal(leader)
         if refusal:
-            self._finish(leader, Finish("abort", message=refusal, status=400), 0)
+            self.roster.finish(leader, Finish("abort", message=refusal, status=400), 0)
             return
         leader.phase = self.role.arrive(leader, now)
         if leader.phase is Phase.WAITING:
@@ -131,17 +134,17 @@ class Scheduler:
 
     def abort(self, rid: str, message: str, status: int, now: float = 0.0) -> None:
         """End a request wherever it is; unknown rids are ignored. Before a fork, one sample's abort ends all samples."""
-        request = self.requests.get(rid)
+        request = self.roster.live.get(rid)
         if request is None:
             return
         request = request.leader or request
-        self._finish(request, Finish("abort", message=message, status=status), self.accounts.completion(request))
+        self.roster.finish(request, Finish("abort", message=message, status=status), self.accounts.completion(request))
 
     def stop(self, rid: str, keep: int, matched: str, now: float = 0.0) -> None:
         """A stop string ended the request after `keep` output tokens."""
-        request = self.requests.get(rid)
+        request = self.roster.live.get(rid)
         if request is not None:
-            self._finish(request, Finish("stop", matched=matched), keep)
+            self.roster.finish(request, Finish("stop", matched=matched), keep)
 
     def flush(self) -> bool:
         """Empty the prefix cache; False (and nothing done) while it is in use or any step is in flight."""
@@ -153,7 +156,7 @@ class Scheduler:
     @property
     def in_use(self) -> bool:
         """Whether a request stands in the way of a flush: any live one, but while paused only those that hold pages."""
-        return self.accounts.running > 0 if self.paused else bool(self.requests)
+        return self.accounts.running > 0 if self.paused else bool(self.roster.live)
 
     def pause(self, mode: str, now: float = 0.0) -> None:
         """Plan nothing until `resume`. Running requests keep their pages (`in_place`), or go back to the queue (`retract`); with `abort`
@@ -161,12 +164,12 @@ class Scheduler:
         assert mode in PAUSE_MODES
         self.paused = True
         if mode == "abort":
-            for rid in list(self.requests):
+            for rid in list(self.roster.live):
                 self.abort(rid, "aborted by a pause", 499, now)
         elif mode == "retract":
             # Siblings that wait for their fork hold a slot too, and go with their leader.
             for request in [r for r in self.table.requests if r is not None and r.phase is Phase.RUNNING]:
-                self._retract(request)
+                self.roster.retract(request)
 
     def resume(self) -> None:
         """Plan again."""
@@ -202,11 +205,11 @@ class Scheduler:
         """Prompts first, as time to first token demands; but running requests get a step at least after every `PROMPT_STEPS`."""
         decode_first = self.mixed or self._prompt_steps >= PROMPT_STEPS
         if decode_first:
-            self.decode.plan(builder, self._retract, self.prefill.filling)
+            self.decode.plan(builder, self.roster.retract, self.prefill.filling)
         if self.mixed or builder.empty:
             self.prefill.plan(builder, now, seed)
         if not decode_first and builder.empty:
-            self.decode.plan(builder, self._retract, self.prefill.filling)
+            self.decode.plan(builder, self.roster.retract, self.prefill.filling)
 
     def _bound_queue(self) -> None:
         """After a look at the whole queue: turn away the newest of those who came on the credit of a free slot and found no pages."""
@@ -226,101 +229,17 @@ class Scheduler:
         """Take in what the oldest step in flight produced."""
         record = self._in_flight.popleft()
         assert record.step == result.step, f"result of step {result.step}, expected {record.step}"
-        self.accounts.applied(result.seconds)
-        for piece, scores in zip(record.scored, result.scores, strict=True):
-            if piece.alive:
-                piece.request.scored = piece.scored_end
-                self._effects.client.append(PromptScored(piece.request.rid, scores))
-        for piece in record.pieces:
-            if piece.alive:
-                self._apply_piece(piece)
-            for sibling in piece.forked:
-                if sibling.phase is Phase.RUNNING and not self.prefill.holds(sibling):
-                    self._prompt_done(sibling)
-        if len(record.sample_slots):
-            self._apply_tokens(record, result)
+        self._outcomes.apply(record, result)
 
     def drain(self) -> Effects:
         """Effects since the last call."""
-        effects, self._effects = self._effects, Effects()
-        effects.cache, self.cache.events = self.cache.events, []
+        effects = Effects(client=self.roster.effects, cache=self.cache.events)
+        self.roster.effects, self.cache.events = [], []
         return effects
-
-    def _apply_piece(self, piece: Piece) -> None:
-        """The KV of one piece of a prompt exists: share its full pages; after the last piece, the prompt is done."""
-        request = piece.request
-        if self.cache.reuse:
-            self.holdings.commit(request.slot, piece.end)
-        self.role.on_computed(request, piece.start, piece.end)
-        if piece.final:
-            self.prefill.settling.remove(request)
-            self._prompt_done(request)
-
-    def _prompt_done(self, request: Request) -> None:
-        """Say so, once; a request that wants no token ends here."""
-        if not request.prefilled:
-            request.prefilled = True
-            self._effects.client.append(Prefilled(request.rid, max(request.cached, 0), request.queued))
-        if request.length_limit == len(request.tokens):
-            self._finish(request, Finish("length"), 0)
-
-    def _apply_tokens(self, record: InFlight, result: StepResult) -> None:
-        """Append the sampled tokens of everyone who is still there, share pages that became full, end who has ended."""
-        table = self.table
-        alive = table.epoch[record.sample_slots] == record.epochs
-        slots, ids, logprobs = record.sample_slots, result.tokens, result.logprobs
-        if not alive.all():
-            slots, ids = slots[alive], ids[alive]
-            logprobs = tuple(each for each, there in zip(logprobs, alive) if there)
-        if not len(slots):
-            return
-        known = table.known[slots]
-        table.tokens[slots, known] = ids
-        table.known[slots] = known + 1
-        self.accounts.totals.generated_tokens_total += len(slots)
-        self._effects.client.append(TokensOut(tuple(table.rids[slots].tolist()), ids, logprobs))
-        if self.cache.reuse:
-            for slot in slots[known // self.cache.page_size > table.shared[slots]].tolist():
-                self.holdings.commit(slot, int(table.known[slot]) - 1)
-        for at in np.flatnonzero(ended(table, slots, ids, self.eos_ids)).tolist():
-            request: Request = table.requests[slots[at]]
-            finish = finish_of(request, int(table.known[slots[at]]), int(ids[at]), self.eos_ids)
-            if finish:
-                self._finish(request, finish, self.accounts.completion(request))
-
-    # ---- endings --------------------------------------------------------------------------------------------------------------
-
-    def _finish(self, request: Request, finish: Finish, completion: int) -> None:
-        """The one way out: give everything back, then say so once for the request and each sibling it carries."""
-        samples = request.samples
-        if request.phase is Phase.RUNNING:
-            self._leave(request)
-        self.prefill.forget(request)
-        for each in samples:
-            each.move(Phase.FINISHED)
-            del self.requests[each.rid]
-            self._effects.client.append(
-                Finished(each.rid, finish, each.prompt_length, completion, max(each.cached, 0), retractions=each.attempt)
-            )
-        self.accounts.ended(len(samples), finish)
 
     def _turn_away(self, request: Request) -> None:
         message = f"the queue is full: --max-queued-requests is {self.max_queued}"
-        self._finish(request, Finish("abort", message=message, status=503), 0)
-
-    def _leave(self, request: Request) -> None:
-        """Out of the running ones, with nothing left behind."""
-        self.decode.remove(request.slot)
-        self.holdings.release(request)
-
-    def _retract(self, request: Request) -> None:
-        """Back to the queue: its pages are needed. Full pages stay in the tree as long as nobody needs those too."""
-        tokens = self.table.known_tokens(request.slot)
-        self.accounts.retracted(request, len(tokens))
-        self._leave(request)
-        self.prefill.forget(request)
-        request.requeue(tokens)
-        self.prefill.enqueue(request)
+        self.roster.finish(request, Finish("abort", message=message, status=503), 0)
 
     def _refusal(self, request: Request) -> str:
         """Why a request can never run here; empty if it can."""
@@ -343,9 +262,9 @@ class Scheduler:
 
     def load(self) -> LoadSnapshot:
         """How busy the server is now."""
-        return self.accounts.load(self.requests.values(), steps=self._steps, new_token_ratio=self.ratio.value, paused=self.paused)
+        return self.accounts.load(self.roster.live.values(), steps=self._steps, new_token_ratio=self.ratio.value, paused=self.paused)
 
     def state(self) -> dict[str, object]:
         """Where every request is, for people."""
-        requests = [self.accounts.whereabouts(request) for request in self.requests.values()]
+        requests = [self.accounts.whereabouts(request) for request in self.roster.live.values()]
         return {"in_flight": self.in_flight, "requests": requests}
