@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-full check bench-core bench-serving clean
+.PHONY: help serve test test-full check bench-core bench-serving bench-offline bench-one-batch clean
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null))
 VENV ?= .venv
@@ -41,6 +41,12 @@ bench-core: $(VENV)/.serve  ## time the brain alone
 
 bench-serving: $(VENV)/.serve  ## measure a running server (docs/benchmarks.md); ARGS="--port 30000 --dataset-name random ..."
 	$(BIN)/python -m benchmark.bench_serving $(ARGS)
+
+bench-offline: $(VENV)/.serve  ## measure the engine without HTTP (docs/offline.md), on the demo model unless ARGS="--model-path ..." says otherwise
+	$(BIN)/python -m benchmark.bench_offline --model-path demo $(ARGS)
+
+bench-one-batch: $(VENV)/.serve  ## measure the model runner alone; ARGS="--batch-size 1 8 --input-len 256 --output-len 32"
+	$(BIN)/python -m benchmark.bench_one_batch --model-path demo $(ARGS)
 
 clean:  ## remove the environment and every cache in this tree
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

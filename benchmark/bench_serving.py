@@ -6,7 +6,6 @@ request rate or several. docs/benchmarks.md defines every figure. Exit code 1 wh
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import dataclasses
@@ -27,7 +26,7 @@ from benchmark.backends import BACKENDS, CHAT, Ask, Backend
 from benchmark.client import Client
 from benchmark.driver import Driver, LoopWatch, WallClock
 from benchmark.figures import Slo, summarize
-from benchmark.flags import add_flags, flag, read_flags
+from benchmark.flags import add_flags, flag, new_parser, read_flags
 from benchmark.prompts import LocalTokenizer, Tokenizer, rng_for
 from benchmark.target import ServerTokenizer, Target
 from benchmark.timeline import Record
@@ -93,7 +92,7 @@ class Plan:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The program; its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmark.bench_serving", description="Measure a running server.", allow_abbrev=False)
+    parser = new_parser("benchmark.bench_serving", "Measure a running server.")
     add_flags(parser, ServingOptions)
     add_flags(parser, DatasetOptions)
     namespace = parser.parse_args(argv)
@@ -103,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"bench_serving: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 0 if any(answered) else 1
 
 

@@ -17,10 +17,8 @@ class EventSplitter:
     def feed(self, piece: bytes) -> list[bytes]:
         """Payloads of the events that end in this piece."""
         text = self._rest + piece
-        if b"\r" in text:
-            # A carriage return at the very end waits for its line feed.
-            held = b"\r" if text.endswith(b"\r") else b""
-            text = text[: len(text) - len(held)].replace(b"\r\n", b"\n") + held
+        if b"\r" in text:  # a half of a line's end waits in `_rest` for the other
+            text = text.replace(b"\r\n", b"\n")
         *events, self._rest = text.split(b"\n\n")
         return [payload for event in events if (payload := _payload(event))]
 

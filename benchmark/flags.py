@@ -14,9 +14,20 @@ from typing import Any, TypeVar
 
 from radixpd.config.settings import flag
 
-__all__ = ["add_flags", "flag", "read_flags"]
+__all__ = ["add_flags", "flag", "new_parser", "read_flags"]
 
 T = TypeVar("T")
+
+
+def new_parser(module: str, about: str) -> argparse.ArgumentParser:
+    """The parser of `python -m MODULE`."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        usage=f"python -m {module} [flags]",
+        description=about,
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=120),
+    )
 
 
 def add_flags(parser: argparse.ArgumentParser, holder: type[Any]) -> None:

@@ -6,6 +6,7 @@ by `bench_serving`.
 
 from __future__ import annotations
 
+import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -32,8 +33,8 @@ class Target:
     def call(self, path: str, body: Any = None, *, method: str | None = None) -> Any:
         """One JSON answer; None where the server has no such route."""
         data = None if body is None else msgspec.json.encode(body)
-        request = urllib.request.Request(self.base_url + path, data=data, headers=self._headers, method=method)
         try:
+            request = urllib.request.Request(self.base_url + path, data=data, headers=self._headers, method=method)
             with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
                 return msgspec.json.decode(answer.read() or b"null")
         except urllib.error.HTTPError as error:
@@ -41,7 +42,7 @@ class Target:
                 return None
             words = error.read()[:300].decode(errors="replace")
             raise ConfigError(f"{self.base_url}{path} answered {error.code}: {words}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise ConfigError(f"{self.base_url}{path}: no answer ({getattr(error, 'reason', None) or error}); see --base-url") from None
 
     @cached_property

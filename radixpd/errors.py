@@ -4,6 +4,7 @@
     ├── ConfigError      at start: a flag, a path or the machine does not fit; one line, exit code 2
     ├── BadRequest       400: the client's request is wrong; names the field and the allowed range
     ├── Overloaded       503 (or 429): right request, wrong moment; carries Retry-After
+    ├── DeadlineExceeded 504: the request was not finished within --request-timeout
     ├── PeerFailed       502: another server that this one depends on failed
     └── EngineFailed     500: a process of this server failed; the group is about to exit
 
@@ -12,13 +13,14 @@ Invariant: what a client reads is `str(error)`, so messages never hold secrets, 
 
 from __future__ import annotations
 
-__all__ = ["BadRequest", "ConfigError", "EngineFailed", "Overloaded", "PeerFailed", "RadixpdError"]
+__all__ = ["BadRequest", "ConfigError", "DeadlineExceeded", "EngineFailed", "Overloaded", "PeerFailed", "RadixpdError"]
 
 
 class RadixpdError(Exception):
-    """Root of the tree; `status` is the HTTP status that an API route answers with."""
+    """Root of the tree; `status` is the HTTP status that an API route answers with, `code` a stable word for clients, if there is one."""
 
     status = 500
+    code: str | None = None
 
 
 class ConfigError(RadixpdError):
@@ -49,6 +51,13 @@ class Overloaded(RadixpdError):
         super().__init__(message)
         self.retry_after = retry_after
         self.status = status
+
+
+class DeadlineExceeded(RadixpdError):
+    """The request ran longer than the server allows; it has been aborted."""
+
+    status = 504
+    code = "deadline_exceeded"
 
 
 class PeerFailed(RadixpdError):

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM"]
 
-# What only the HTTP server does.
-HTTP_ONLY = (
+# What only a server does. `max_queued_requests`: here a call hands over as many prompts as the engine can use.
+SERVER_ONLY = (
     frozenset(f.name for f in fields(ServerSettings)) - {"watchdog_timeout"}
-    | {"enable_cache_report", "enable_metrics", "collect_tokens_histogram", "crash_dump_folder", "profile_folder"}
+    | {"enable_cache_report", "enable_metrics", "collect_tokens_histogram", "crash_dump_folder", "profile_folder", "max_queued_requests"}
 )  # fmt: skip
 PAUSE_SECONDS = 60.0  # for the steps in flight
 
@@ -53,7 +53,7 @@ class LLM:
     """
 
     def __init__(self, model_path: str | None = None, **settings: Any) -> None:
-        _refuse_http(settings)
+        _refuse_strangers(settings)
         resolved = decide(from_keywords({"log_level": "warning", **settings, "model_path": model_path}))
         self._resolved = resolved
         self._engine = Embedded(resolved, new_directory(), ENTRIES)
@@ -149,8 +149,13 @@ class LLM:
     def get_server_info(self) -> dict[str, Any]:
         """Settings, sizes, the scheduler's load and where every request is."""
         state = self._engine.call(self._client.control("state"))
-        view = {name: value for name, value in public_view(self._resolved).items() if name not in HTTP_ONLY}
+        view = {name: value for name, value in public_view(self._resolved).items() if name not in SERVER_ONLY}
         return {**view, "version": __version__, "load": asdict(self._client.load), "internal_states": [state]}
+
+    @property
+    def tokenizer_directory(self) -> str:
+        """Folder of the model's tokenizer files, for who wants to count or cut."""
+        return self._resolved.tokenizer_directory
 
     def shutdown(self) -> None:
         """End the engine's processes. Calls that still wait raise `EngineFailed`; once more does nothing."""
@@ -205,7 +210,7 @@ def _bar(wish: bool | Callable[..., Any]) -> Callable[..., Any] | None:
     return wish or None
 
 
-def _refuse_http(settings: Mapping[str, Any]) -> None:
+def _refuse_strangers(settings: Mapping[str, Any]) -> None:
     for name in settings:
-        if name.replace("-", "_") in HTTP_ONLY:
-            raise ConfigError(f"{name}: an LLM inside a program has no HTTP server, so this means nothing")
+        if name.replace("-", "_") in SERVER_ONLY:
+            raise ConfigError(f"{name}: this is for a server; an LLM inside a program takes no requests from outside")

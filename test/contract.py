@@ -17,21 +17,24 @@ from server.events import parse_events
 
 __all__ = ["EXCUSES", "Contract", "candidates"]
 
+HUGE, MANY = 10**40, 5000
 OPEN = ("ServerInfo",)  # answers with fields besides the named ones
 EXCUSES = re.compile(
     "|".join(
         [
             r"the request needs \d+", r"more than any \d+ tokens", r"is empty: it has no tokens",  # the prompt, known after tokenizing
             r"holds \d+ values for \d+ prompts", r"rid must be a list", r"rid names one prompt", r"in use by a live request",
+            r"two outputs of this request",
             r"logprob_start_len must be between -1 and \d+, the prompt's length", r"may ask for at most \d+ outputs",
             r"min_\w+ must be at most max_", r"mean the same: give one of them", r"best_of must be between n", r"best_of above n cannot",
             r"top_logprobs needs logprobs", r"stream_options is allowed only", r"needs an assistant message at the end",
             r"exclude each other", r"does not show the last message's text", r"the chat template", r"chat_template_kwargs may not set",
-            r"logit_bias: keys are token ids",
+            r"logit_bias: keys are token ids", r"this server writes no profiles", r"no profile was started",
+            r"stop_regex: ",
         ]
     )
 )  # fmt: skip
-ZOO: tuple[Any, ...] = (None, True, False, 1, 0.5, "x", "", [], ["x"], [1], [[1]], {}, {"x": 1})  # a value of every kind
+ZOO: tuple[Any, ...] = (None, True, False, 1, 0, 0.5, "x", "", [], ["x"], [1], [[1]], {}, {"x": 1})  # a value of every kind
 
 
 class Contract:
@@ -44,6 +47,7 @@ class Contract:
             if "properties" in schema and name not in OPEN:
                 schema["additionalProperties"] = False
         self._open, self._closed = document["components"], closed
+        self._validators: dict[tuple[int, bool], jsonschema_rs.Draft202012Validator] = {}  # by identity: the document does not change
 
     def operations(self) -> Iterator[tuple[str, str, Any]]:
         """Method, path template, operation."""
@@ -63,7 +67,7 @@ class Contract:
 
     def allows(self, schema: Any, value: Any) -> bool:
         """Whether a request's value is valid."""
-        return bool(jsonschema_rs.Draft202012Validator({**schema, "components": self._open}).is_valid(value))
+        return bool(self._validator(schema, strict=False).is_valid(value))
 
     def check(self, method: str, path: str, status: int, content_type: str, body: bytes) -> None:
         """Raise unless the document has this answer."""
@@ -84,9 +88,16 @@ class Contract:
 
     def _hold(self, schema: Any, value: Any, where: str) -> None:
         try:
-            jsonschema_rs.Draft202012Validator({**schema, "components": self._closed}).validate(value)
+            self._validator(schema, strict=True).validate(value)
         except jsonschema_rs.ValidationError as error:
             raise AssertionError(f"{where}: {error.message}\n{json.dumps(value)[:2000]}") from None
+
+    def _validator(self, schema: Any, *, strict: bool) -> jsonschema_rs.Draft202012Validator:
+        key = (id(schema), strict)
+        if key not in self._validators:
+            components = self._closed if strict else self._open
+            self._validators[key] = jsonschema_rs.Draft202012Validator({**schema, "components": components})
+        return self._validators[key]
 
 
 def candidates(contract: Contract, schema: Any, depth: int = 0) -> list[Any]:
@@ -104,22 +115,24 @@ def candidates(contract: Contract, schema: Any, depth: int = 0) -> list[Any]:
 
 
 def _around(contract: Contract, kind: str, schema: Any, depth: int) -> list[Any]:
-    if kind in ("integer", "number") and "minimum" in schema:
-        low, high = schema["minimum"], schema["maximum"]
+    """Both sides of every bound; where there is none, a value that any bound would forbid."""
+    if kind in ("integer", "number"):
         step = 1 if kind == "integer" else 1e-7
-        return [low, low - step, high, high + step]
-    if kind == "string" and "maxLength" in schema:
-        sizes = (schema["minLength"], schema["maxLength"])
-        return ["a" * size for edge in sizes for size in (edge - 1, edge, edge + 1) if size >= 0]
+        low, high = schema.get("minimum"), schema.get("maximum")
+        return [*([-HUGE] if low is None else [low, low - step]), *([HUGE] if high is None else [high, high + step])]
+    if kind == "string":
+        return ["a" * size for size in _sizes(schema.get("minLength"), schema.get("maxLength"))]
     if kind == "array" and depth < 3:
         items = candidates(contract, schema["items"], depth + 1) if "items" in schema else []
         good = next((item for item in items if contract.allows(schema["items"], item)), None)
-        edges = [
-            schema[edge] + more for edge, more in (("minItems", -1), ("minItems", 0), ("maxItems", 0), ("maxItems", 1)) if edge in schema
-        ]
-        return [[item] for item in items] + [[good] * size for size in edges if size >= 0]
+        return [[item] for item in items] + [[good] * size for size in _sizes(schema.get("minItems"), schema.get("maxItems"))]
     if kind == "object" and "maxProperties" in schema:
         most = schema["maxProperties"]
         values = candidates(contract, schema["additionalProperties"], depth + 1)
         return [{"0": value} for value in values] + [{"-1": 1}, {str(i): 0 for i in range(most + 1)}]
     return []
+
+
+def _sizes(least: int | None, most: int | None) -> list[int]:
+    least = least or 0
+    return [*([] if least == 0 else [least - 1]), least, *([MANY] if most is None else [most, most + 1])]

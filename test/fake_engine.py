@@ -72,11 +72,12 @@ def make_resolved(
     server: ServerSettings | None = None,
     generation: GenerationSettings | None = None,
     observe: ObserveSettings | None = None,
+    sampling: dict[str, Any] | None = None,
 ) -> Resolved:
-    """Decisions for a server of the fake model."""
+    """Decisions for a server of the fake model; `sampling` is what its generation_config.json recommends."""
     model = ModelFacts(
         architecture="FakeForCausalLM", vocab_size=260, layers=1, heads=1, kv_heads=1, head_dim=2, hidden=2, intermediate=2,
-        context_length=context_length, dtype="float32", tied=True, eos_ids=(EOS,),
+        context_length=context_length, dtype="float32", tied=True, eos_ids=(EOS,), sampling=sampling or {},
     )  # fmt: skip
     settings = Settings(
         model=ModelSettings(model_path="org/fake"),
@@ -124,6 +125,9 @@ class FakeEngine:
     def __init__(self, directory: str, *, max_running: int = 64) -> None:
         addresses = Addresses(directory)
         self.seen: list[FromApi] = []
+        self.orders: dict[str, dict[str, Any]] = {
+            "configure_logging": {}, "freeze_gc": {"frozen": 1}, "start_profile": {}, "stop_profile": {"path": "/fake/trace.json"},
+        }  # fmt: skip
         self.cached = 0
         self.cache = CacheView(
             page_size=16, pages=256, free_pages=256, tree_pages=0, locked_pages=0, request_pages=0,
@@ -222,6 +226,8 @@ class FakeEngine:
         elif action in ("pause_abort", "pause_retract", "pause_in_place", "continue"):
             (self.release if action == "continue" else self.hold)()
             self._sender.send(Reply(number, {}))
+        elif action in self.orders:
+            self._sender.send(Reply(number, self.orders[action]))
 
     def _turn_soon(self) -> None:
         if not self._turning and not self._held:

@@ -38,8 +38,8 @@ TORCH_PROCESSES = (
     "runtime.model_files",
 )
 FOR_SERVER = (
-    "client", "messages", "metrics", "output", "admission", "defaults", "tokenizer_manager", "child", "off_loop", "request_log",
-    "crash_dump",
+    "caller", "client", "messages", "metrics", "output", "admission", "defaults", "tokenizer_manager", "child", "off_loop", "request_log",
+    "crash_dump", "orders", "watchdog",
 )  # fmt: skip
 TORCH_SIDE = (
     "torch",

@@ -76,7 +76,7 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
         "show-time-cost",
     ),
     SERVER: (
-        "grpc-mode", "admin-api-key", "skip-server-warmup", "warmups", "enable-custom-logit-processor",
+        "grpc-mode", "skip-server-warmup", "warmups", "enable-custom-logit-processor",
     ),
     TEMPLATES: ("hf-chat-template-name", "completion-template"),
     MODEL: ("revision", "json-model-override-args"),

@@ -13,6 +13,7 @@ import typing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from radixpd.config.access import access_notes, check_access
 from radixpd.config.facts import MachineFacts, ModelFacts, read_machine_facts, read_model_facts
 from radixpd.config.secret import Secret
 from radixpd.config.settings import CacheSettings, Settings
@@ -43,8 +44,8 @@ class KVEvents:
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """All decisions. In `settings` only `tokenizer_path`, `chat_template`, `mem_fraction_static`, `kv_events_config`,
-    `preferred_sampling_params` and `max_queued_requests` may still be None; there None means "none". `notes` are lines for the log of the
-    start."""
+    `preferred_sampling_params`, `max_queued_requests` and `request_timeout` may still be None; there None means "none". `notes` are lines
+    for the log of the start."""
 
     settings: Settings
     directory: str  # the model's files, in Hugging Face's format
@@ -126,12 +127,13 @@ def resolve(
 ) -> Resolved:
     """Replace every "decide for me" of `settings`. `seed` is used when `--random-seed` was not given."""
     _check_pairs(settings)
+    check_access(settings.server)
     dtype = _dtype(settings.model.dtype, model)
     context = _context_length(settings, model)
     pages, pool_note = _pages(settings.cache, model, machine, dtype=dtype)
     scheduler = settings.scheduler
     policy = scheduler.schedule_policy
-    notes = [pool_note]
+    notes = [pool_note, *access_notes(settings.server)]
     if settings.cache.disable_radix_cache and policy in CACHE_AWARE:
         notes.append(f"--schedule-policy {policy} orders by cached prefix; with --disable-radix-cache it is fcfs")
         policy = "fcfs"

@@ -107,6 +107,18 @@ class ServerSettings:
     host: str = flag("127.0.0.1", "address to bind")
     port: int = flag(30000, "port to bind", low=0, high=65535)
     api_key: tuple[Secret, ...] = flag((), "keys that clients must send as a bearer token; may repeat", many=True, secret=True)
+    admin_api_key: tuple[Secret, ...] = flag((), "keys that open every route; admin routes then need one", many=True, secret=True)
+    salt_from_key: bool = flag(False, "each API key is a tenant: its own prefix cache, rids and aborts (needs --api-key)")
+    allowed_origins: tuple[str, ...] = flag(
+        (), "web origins whose pages may call this server, as https://app.example, or *; may repeat; default: none", many=True
+    )
+    max_body_size: int = flag(32 * 2**20, "largest request body in bytes, after decompression", low=1024, high=2**30)
+    max_header_size: int = flag(8192, "longest request line or header in bytes", low=1024, high=2**20)
+    body_timeout: float = flag(60.0, "seconds in which a request's body must arrive", low=0.1, high=86400)
+    max_concurrent_requests: int = flag(4096, "generation requests that may be open at once; more get 503", low=1, high=2**20)
+    request_timeout: float | None = flag(
+        None, "seconds after which an unfinished generation request is aborted with 504; default: none", low=0.01, high=7 * 86400
+    )
     watchdog_timeout: float = flag(
         300.0, "seconds without a sign of life from the runner (a step) or the scheduler before the server ends", low=1, high=86400
     )
@@ -125,7 +137,7 @@ class GenerationSettings:
         "model", "defaults of OpenAI requests: the model's generation_config.json, or OpenAI's own", choices=("model", "openai")
     )
     preferred_sampling_params: str | None = flag(
-        None, 'JSON: sampling parameters of requests that give none, on every route, e.g. \'{"temperature": 0.7}\''
+        None, "JSON: sampling parameters of requests that give none, on every route, e.g. '{\"temperature\": 0.7}'"
     )
 
 

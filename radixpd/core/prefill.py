@@ -32,7 +32,9 @@ class Verdict(enum.Enum):
 
     ADMITTED = 1
     DEFERRED = 2
-    NO_ROOM = 3
+    NO_SLOT = 3
+    NO_PAGES = 4
+    NO_TOKENS = 5  # left in the step's budget
 
 
 class Prefill:
@@ -50,6 +52,8 @@ class Prefill:
         self.waiting: list[Request] = []  # in order of arrival
         self.filling: list[Request] = []  # seated, prompt not wholly planned
         self.settling: list[Request] = []  # prompt wholly planned, its last step not yet applied
+        self._short = False  # the last look at the queue ended for want of pages
+        self.settled = 0  # place of the newest request of the last look that found who has room and who has not
 
     def enqueue(self, request: Request) -> None:
         """Join the queue at the place that the order of arrival gives."""
@@ -65,6 +69,11 @@ class Prefill:
         """Whether the request's prompt is under way (again)."""
         return request in self.filling or request in self.settling
 
+    def surplus(self, most: int) -> int:
+        """Samples that wait beyond `most`, apart from those that a free slot takes at once (none does while pages are short)."""
+        free = 0 if self._short and self.waiting else self.holdings.table.free_slots
+        return sum(len(request.samples) for request in self.waiting) - free - most
+
     def plan(self, builder: PlanBuilder, now: float, seed: int) -> None:
         """Add pieces of prompts to the step."""
         budget = Budget(self.step_tokens, self.cut)
@@ -72,28 +81,32 @@ class Prefill:
             self._add_piece(builder, budget, request)
         if not self.waiting or not budget.left:
             return
+        newest = self.waiting[-1].order
         deferred = 0
         for request in policy.order(self.waiting, self.policy, self.holdings.cache, seed):
             verdict = self._admit(builder, budget, request, now)
             deferred += verdict is Verdict.DEFERRED
-            if verdict is Verdict.NO_ROOM or deferred == DEFERRED_LIMIT:
+            if verdict not in (Verdict.ADMITTED, Verdict.DEFERRED) or deferred == DEFERRED_LIMIT:
                 break
+        self._short = verdict is Verdict.NO_PAGES
+        if verdict is not Verdict.NO_TOKENS:
+            self.settled = newest
 
     def _admit(self, builder: PlanBuilder, budget: Budget, request: Request, now: float) -> Verdict:
         """Match, check room, take slots and pages, and plan the first piece."""
         cache, table = self.holdings.cache, self.holdings.table
         if table.free_slots < len(request.samples):
-            return Verdict.NO_ROOM
+            return Verdict.NO_SLOT
         limit = request.matchable // cache.page_size
         _, found = cache.peek(request.space, request.data, limit)
         if self._worth_waiting(request, found):
             return Verdict.DEFERRED
         if not budget.piece(len(request.tokens) - found * cache.page_size):
-            return Verdict.NO_ROOM
+            return Verdict.NO_TOKENS
         node, matched = cache.match(request.space, request.data, limit, request.priority)
         if not self.fits(request, len(matched)):
             cache.release(node, matched[:0])
-            return Verdict.NO_ROOM
+            return Verdict.NO_PAGES
         self.waiting.remove(request)
         self.holdings.seat(request, node, matched)
         self._start(builder, request, len(matched) * cache.page_size, now)

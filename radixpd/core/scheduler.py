@@ -9,7 +9,7 @@ their epoch and dropped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -17,18 +17,19 @@ from radixpd.config.settings import CacheSettings, SchedulerSettings
 from radixpd.core.accounts import Accounts
 from radixpd.core.budget import NewTokenRatio
 from radixpd.core.decode import Decode
-from radixpd.core.effects import Effects, Finished, Prefilled, PromptScored, TokensOut
+from radixpd.core.effects import Effects
 from radixpd.core.handoff import Arrived, MoverOrder, MoverReport, PeerMessage, Room
 from radixpd.core.holdings import Holdings
 from radixpd.core.load import LoadSnapshot
-from radixpd.core.plan_builder import InFlight, Piece, PlanBuilder, StepStats
+from radixpd.core.outcomes import Outcomes
+from radixpd.core.plan_builder import InFlight, PlanBuilder, StepStats
 from radixpd.core.prefill import Prefill
 from radixpd.core.prefix_cache import PrefixCache
-from radixpd.core.request import NO_SLOT, Finish, Phase, Request, SamplingParams
+from radixpd.core.request import Finish, Phase, Request, SamplingParams
 from radixpd.core.roles import Aggregated, MakeRole, Role
+from radixpd.core.roster import Roster
 from radixpd.core.slots import SlotTable
-from radixpd.core.step import StepPlan, StepResult, TokenLogprobs
-from radixpd.core.stop import ended, finish_of
+from radixpd.core.step import StepPlan, StepResult
 
 __all__ = ["PAUSE_MODES", "PROMPT_STEPS", "Scheduler"]
 
@@ -54,7 +55,6 @@ class Scheduler:
         self.depth = 0 if settings.disable_overlap_schedule else 1
         self.mixed = settings.enable_mixed_chunk
         self.context_length = context_length
-        self.eos_ids = np.asarray(eos_ids, dtype=np.int32)
         self.cache = PrefixCache(
             pages,
             cache.page_size,
@@ -68,20 +68,36 @@ class Scheduler:
         self.role: Role = role(self)
         self.prefill = Prefill(settings, self.holdings, self.decode, self.ratio, self.role)
         self.accounts = Accounts(self.holdings, self.prefill, slots)
-        self.requests: dict[str, Request] = {}
+        self.roster = Roster(self.holdings, self.decode, self.prefill, self.accounts, self.role)
+        self._outcomes = Outcomes(
+            self.roster,
+            self.holdings,
+            self.prefill,
+            self.decode,
+            self.accounts,
+            role=self.role,
+            eos_ids=np.asarray(eos_ids, dtype=np.int32),
+        )
         self.max_running = slots
-        self._landing: list[tuple[Request, Arrived]] = []  # their prompts are whole when the next plan is made
+        self.max_queued = settings.max_queued_requests
         self.paused = False
+        self._messages: list[tuple[str, PeerMessage]] = []
+        self._orders: list[MoverOrder] = []
         self._in_flight: deque[InFlight] = deque()
-        self._effects = Effects()
         self._steps = 0
         self._prompt_steps = 0  # in a row, without a decode row
         self._arrivals = 0
+        self._bounded = 0  # place of the newest request that will not be turned away any more
 
     def identify(self, fingerprint: str) -> None:
         """Name the weights and the precision that this pool's KV comes from; page hashes start from it. Before the first plan."""
         assert self._steps == 0
         self.cache.fingerprint = fingerprint
+
+    @property
+    def requests(self) -> Mapping[str, Request]:
+        """The live ones, by rid."""
+        return self.roster.live
 
     # ---- requests come and go -------------------------------------------------------------------------------------------------
 
@@ -96,7 +112,7 @@ class Scheduler:
         now: float = 0.0,
         room: Room | None = None,
     ) -> None:
-        """Take in one prompt with `len(rids)` samples. One that can never run ends at once with status 400."""
+        """Take in one prompt with `len(rids)` samples. One that can never run ends at once with status 400, one too many with 503."""
         self._arrivals += 1
         start = params.logprobs.start if params.logprobs else -1
         samples = [
@@ -115,33 +131,35 @@ class Scheduler:
             for index, rid in enumerate(rids)
         ]
         leader = samples[0]
-        leader.siblings = tuple(samples[1:])
-        for request in samples:
-            assert request.rid not in self.requests, "two live requests with one rid"
-            self.requests[request.rid] = request
-            request.leader = leader if request is not leader else None
+        self.roster.enter(samples)
         refusal = self._refusal(leader)
         if refusal:
-            self.finish(leader, Finish("abort", message=refusal, status=400), 0)
+            self.roster.finish(leader, Finish("abort", message=refusal, status=400), 0)
             return
         leader.room = room
         leader.phase = self.role.arrive(leader, now)
         if leader.phase is Phase.WAITING:
             self.prefill.enqueue(leader)
+            if self.max_queued is not None and self.prefill.surplus(self.max_queued) > 0:
+                self._turn_away(leader)
 
     def abort(self, rid: str, message: str, status: int, now: float = 0.0) -> None:
         """End a request wherever it is; unknown rids are ignored. Before a fork, one sample's abort ends all samples."""
-        request = self.requests.get(rid)
+        request = self.roster.live.get(rid)
         if request is None:
             return
         request = request.leader or request
-        self.finish(request, Finish("abort", message=message, status=status), self.accounts.completion(request))
+        self.roster.finish(request, Finish("abort", message=message, status=status), self.accounts.completion(request))
 
     def stop(self, rid: str, keep: int, matched: str, now: float = 0.0) -> None:
         """A stop string ended the request after `keep` output tokens."""
-        request = self.requests.get(rid)
+        request = self.roster.live.get(rid)
         if request is not None:
-            self.finish(request, Finish("stop", matched=matched), keep)
+            self.roster.finish(request, Finish("stop", matched=matched), keep)
+
+    def receive(self, message: PeerMessage | MoverReport, peer: str = "", now: float = 0.0) -> None:
+        """A peer's brain or the own mover (`peer` empty) has news."""
+        self.role.on_message(message, peer, now)
 
     def flush(self) -> bool:
         """Empty the prefix cache; False (and nothing done) while it is in use or any step is in flight."""
@@ -153,7 +171,7 @@ class Scheduler:
     @property
     def in_use(self) -> bool:
         """Whether a request stands in the way of a flush: any live one, but while paused only those that hold pages."""
-        return self.accounts.running > 0 if self.paused else bool(self.requests)
+        return self.accounts.running > 0 if self.paused else bool(self.roster.live)
 
     def pause(self, mode: str, now: float = 0.0) -> None:
         """Plan nothing until `resume`. Running requests keep their pages (`in_place`), or go back to the queue (`retract`); with `abort`
@@ -161,12 +179,12 @@ class Scheduler:
         assert mode in PAUSE_MODES
         self.paused = True
         if mode == "abort":
-            for rid in list(self.requests):
+            for rid in list(self.roster.live):
                 self.abort(rid, "aborted by a pause", 499, now)
         elif mode == "retract":
             # Siblings that wait for their fork hold a slot too, and go with their leader.
             for request in [r for r in self.table.requests if r is not None and r.phase is Phase.RUNNING]:
-                self._retract(request)
+                self.roster.retract(request)
 
     def resume(self) -> None:
         """Plan again."""
@@ -188,7 +206,8 @@ class Scheduler:
             return None
         builder = PlanBuilder()
         self._fill(builder, now, seed)
-        self._land(builder)
+        self._outcomes.land(builder)
+        self._bound_queue()
         if builder.empty:
             return None
         self._steps += 1
@@ -202,93 +221,55 @@ class Scheduler:
         """Prompts first, as time to first token demands; but running requests get a step at least after every `PROMPT_STEPS`."""
         decode_first = self.mixed or self._prompt_steps >= PROMPT_STEPS
         if decode_first:
-            self.decode.plan(builder, self._retract, self.prefill.filling)
+            self.decode.plan(builder, self.roster.retract, self.prefill.filling)
         if self.mixed or builder.empty:
             self.prefill.plan(builder, now, seed)
         if not decode_first and builder.empty:
-            self.decode.plan(builder, self._retract, self.prefill.filling)
+            self.decode.plan(builder, self.roster.retract, self.prefill.filling)
+
+    def _bound_queue(self) -> None:
+        """After a look at the whole queue: turn away the newest of those who came on the credit of a free slot and found no pages."""
+        settled = self.prefill.settled
+        if self.max_queued is None or settled == self._bounded:
+            return
+        surplus = self.prefill.surplus(self.max_queued)
+        for request in reversed(self.prefill.waiting.copy()):
+            if surplus <= 0 or request.order <= self._bounded:
+                break
+            if not request.sample:  # a sibling whose leader has a seat stays
+                surplus -= len(request.samples)
+                self._turn_away(request)
+        self._bounded = settled
 
     def apply(self, result: StepResult, now: float = 0.0) -> None:
         """Take in what the oldest step in flight produced."""
         record = self._in_flight.popleft()
         assert record.step == result.step, f"result of step {result.step}, expected {record.step}"
-        self.accounts.applied(result.seconds)
-        for piece, scores in zip(record.scored, result.scores, strict=True):
-            if piece.alive:
-                piece.request.scored = piece.scored_end
-                if piece.request.read_by_peer:
-                    piece.request.handed_scores.append(scores)
-                self._effects.client.append(PromptScored(piece.request.rid, scores))
-        for piece in record.pieces:
-            if piece.alive:
-                self._apply_piece(piece)
-            for sibling in piece.forked:
-                if sibling.phase is Phase.RUNNING and not self.prefill.holds(sibling):
-                    self._prompt_done(sibling)
-        if len(record.sample_slots):
-            self._apply_tokens(record, result, now)
+        self._outcomes.apply(record, result, now)
 
     def drain(self) -> Effects:
         """Effects since the last call."""
-        effects, self._effects = self._effects, Effects()
-        effects.cache, self.cache.events = self.cache.events, []
+        effects = Effects(client=self.roster.effects, cache=self.cache.events, peer=self._messages, mover=self._orders)
+        self.roster.effects, self.cache.events, self._messages, self._orders = [], [], [], []
         return effects
 
-    def _apply_piece(self, piece: Piece) -> None:
-        """The KV of one piece of a prompt exists: share its full pages; after the last piece, the prompt is done."""
-        request = piece.request
-        if self.cache.reuse:
-            self.holdings.commit(request.slot, piece.end)
-        if piece.final:
-            self.prefill.settling.remove(request)
-            self._prompt_done(request)
+    def _turn_away(self, request: Request) -> None:
+        message = f"the queue is full: --max-queued-requests is {self.max_queued}"
+        self.roster.finish(request, Finish("abort", message=message, status=503), 0)
 
-    def _prompt_done(self, request: Request) -> None:
-        """Say so, once; a request that wants no token ends here."""
-        if not request.prefilled:
-            request.prefilled = True
-            self._effects.client.append(Prefilled(request.rid, max(request.cached, 0), request.queued))
-        if request.length_limit == len(request.tokens):
-            self.finish(request, Finish("length"), 0)
-
-    def _apply_tokens(self, record: InFlight, result: StepResult, now: float) -> None:
-        """Append the sampled tokens of everyone who is still there, share pages that became full, end who has ended."""
-        table = self.table
-        alive = table.epoch[record.sample_slots] == record.epochs
-        slots, ids, logprobs = record.sample_slots, result.tokens, result.logprobs
-        if not alive.all():
-            slots, ids = slots[alive], ids[alive]
-            logprobs = tuple(each for each, there in zip(logprobs, alive) if there)
-        if len(away := np.flatnonzero(table.sending[slots])):
-            for at in away.tolist():
-                self.role.on_sampled(table.requests[slots[at]], int(ids[at]), logprobs[at] if logprobs else None, now)
-            here = np.setdiff1d(np.arange(len(slots)), away)
-            slots, ids, logprobs = slots[here], ids[here], tuple(logprobs[at] for at in here) if logprobs else ()
-        if len(slots):
-            self._append(slots, ids, logprobs)
-
-    def _append(self, slots: np.ndarray, ids: np.ndarray, logprobs: tuple[TokenLogprobs | None, ...]) -> None:
-        """One more token for each of these slots."""
-        table = self.table
-        known = table.known[slots]
-        table.tokens[slots, known] = ids
-        table.known[slots] = known + 1
-        self.accounts.totals.generated_tokens_total += len(slots)
-        self._effects.client.append(TokensOut(tuple(table.rids[slots].tolist()), ids, logprobs))
-        if self.cache.reuse:
-            for slot in slots[known // self.cache.page_size > table.shared[slots]].tolist():
-                self.holdings.commit(slot, int(table.known[slot]) - 1)
-        for at in np.flatnonzero(ended(table, slots, ids, self.eos_ids)).tolist():
-            request: Request = table.requests[slots[at]]
-            finish = finish_of(request, int(table.known[slots[at]]), int(ids[at]), self.eos_ids)
-            if finish:
-                self.finish(request, finish, self.accounts.completion(request))
+    def _refusal(self, request: Request) -> str:
+        """Why a request can never run here; empty if it can."""
+        samples, pages = len(request.samples), self.cache.allocator.pages
+        if samples > self.max_running:
+            return f"n = {samples} exceeds the server's limit of {self.max_running} running requests (--max-running-requests)"
+        if request.length_limit > self.context_length:
+            return f"prompt and max_new_tokens make {request.length_limit} tokens, over the context length of {self.context_length}"
+        if self.cache.pages_for(request.length_limit) + samples - 1 > pages:
+            size = pages * self.cache.page_size
+            return f"prompt and max_new_tokens make {request.length_limit} tokens, over the KV pool of {size} (--max-total-tokens)"
+        return ""
 
     # ---- what the role may do (`roles.Desk`) -----------------------------------------------------------------------------------
-
-    def receive(self, message: PeerMessage | MoverReport, peer: str = "", now: float = 0.0) -> None:
-        """A peer's brain or the own mover (`peer` empty) has news."""
-        self.role.on_message(message, peer, now)
 
     @property
     def planned_step(self) -> int:
@@ -316,89 +297,19 @@ class Scheduler:
 
     def land(self, request: Request, arrived: Arrived) -> None:
         """See `Desk`."""
-        self._landing.append((request, arrived))
+        self._outcomes.landing.append((request, arrived))
+
+    def finish(self, request: Request, finish: Finish, completion: int) -> None:
+        """See `Desk`."""
+        self.roster.finish(request, finish, completion)
 
     def tell(self, peer: str, message: PeerMessage) -> None:
         """See `Desk`."""
-        self._effects.peer.append((peer, message))
+        self._messages.append((peer, message))
 
     def order(self, order: MoverOrder) -> None:
         """See `Desk`."""
-        self._effects.mover.append(order)
-
-    def _land(self, builder: PlanBuilder) -> None:
-        """Whose KV has come: into the tree, first tokens out, copies for the siblings into this plan, rows from the next one on.
-
-        Last in a plan: pages that an end frees here are handed out by later plans only, which run after this one's copies.
-        """
-        landing, self._landing = self._landing, []
-        for request, arrived in landing:
-            samples = request.samples
-            slot, length = request.slot, request.prompt_length
-            request.move(Phase.RUNNING)
-            self.table.planned[slot] = length
-            request.cached, request.scored = length - arrived.share.computed, length
-            if self.cache.reuse:
-                self.holdings.commit(slot, length)
-            if len(samples) > 1:
-                builder.copies += self.holdings.fork(request)
-            for each in samples[1:]:
-                each.move(Phase.RUNNING)
-                each.cached, each.queued = request.cached, request.queued
-            for scores in arrived.scores:
-                self._effects.client.append(PromptScored(request.rid, scores))
-            for each in samples:
-                self._prompt_done(each)
-            slots = np.array([each.slot for each in samples], dtype=np.int32)
-            self._append(slots, arrived.tokens, arrived.logprobs)
-            for each in samples:
-                if each.phase is Phase.RUNNING:
-                    builder.begins.append(self.prefill.begin(each))
-                    self.decode.add(each.slot)
-
-    # ---- endings --------------------------------------------------------------------------------------------------------------
-
-    def finish(self, request: Request, finish: Finish, completion: int) -> None:
-        """The one way out: give everything back, then say so once for the request and each sibling it carries."""
-        samples = request.samples
-        self.role.on_end(request, finish)
-        if request.slot != NO_SLOT:
-            self._leave(request)
-        self._landing = [each for each in self._landing if each[0] is not request]
-        self.prefill.forget(request)
-        for each in samples:
-            each.move(Phase.FINISHED)
-            del self.requests[each.rid]
-            self._effects.client.append(
-                Finished(each.rid, finish, each.prompt_length, completion, max(each.cached, 0), retractions=each.attempt)
-            )
-        self.accounts.ended(len(samples), finish)
-
-    def _leave(self, request: Request) -> None:
-        """Out of the running ones, with nothing left behind."""
-        self.decode.remove(request.slot)
-        self.holdings.release(request)
-
-    def _retract(self, request: Request) -> None:
-        """Back to the queue: its pages are needed. Full pages stay in the tree as long as nobody needs those too."""
-        tokens = self.table.known_tokens(request.slot)
-        self.accounts.retracted(request, len(tokens))
-        self._leave(request)
-        self.prefill.forget(request)
-        request.requeue(tokens)
-        self.prefill.enqueue(request)
-
-    def _refusal(self, request: Request) -> str:
-        """Why a request can never run here; empty if it can."""
-        samples, pages = len(request.samples), self.cache.allocator.pages
-        if samples > self.max_running:
-            return f"n = {samples} exceeds the server's limit of {self.max_running} running requests (--max-running-requests)"
-        if request.length_limit > self.context_length:
-            return f"prompt and max_new_tokens make {request.length_limit} tokens, over the context length of {self.context_length}"
-        if self.cache.pages_for(request.length_limit) + samples - 1 > pages:
-            size = pages * self.cache.page_size
-            return f"prompt and max_new_tokens make {request.length_limit} tokens, over the KV pool of {size} (--max-total-tokens)"
-        return ""
+        self._orders.append(order)
 
     # ---- numbers --------------------------------------------------------------------------------------------------------------
 
@@ -409,9 +320,9 @@ class Scheduler:
 
     def load(self) -> LoadSnapshot:
         """How busy the server is now."""
-        return self.accounts.load(self.requests.values(), steps=self._steps, new_token_ratio=self.ratio.value, paused=self.paused)
+        return self.accounts.load(self.roster.live.values(), steps=self._steps, new_token_ratio=self.ratio.value, paused=self.paused)
 
     def state(self) -> dict[str, object]:
         """Where every request is, for people."""
-        requests = [self.accounts.whereabouts(request) for request in self.requests.values()]
+        requests = [self.accounts.whereabouts(request) for request in self.roster.live.values()]
         return {"in_flight": self.in_flight, "requests": requests}

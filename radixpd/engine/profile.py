@@ -55,7 +55,7 @@ class Profiler:
         if self._running is not None:
             self._write()
         if not self._written:
-            raise BadRequest("no profile was started")
+            raise BadRequest("no profile was started, or it could not be written (the log says so)")
         path, self._written = self._written, ""
         return path
 
@@ -71,9 +71,11 @@ class Profiler:
             running.stop()
             running.export_chrome_trace(str(path))
         except (OSError, RuntimeError) as error:
-            logger.error("the profile could not be written: %s", error)
-            return
+            logger.error("the profile failed: %s", error)
         finally:
             os.umask(before)
+        if not path.is_file():  # torch does not raise for that
+            logger.error("the profile could not be written: %s", path)
+            return
         self._written = str(path)
         logger.info("profile: %s, written in %.1f s", path, time.monotonic() - began)

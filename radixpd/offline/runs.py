@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -40,8 +41,7 @@ class Runs:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._manager = service.manager
-        running, queued = service.manager.limits.max_running, service.resolved.settings.scheduler.max_queued_requests
-        self.room = running + (QUEUED * running if queued is None else queued)
+        self.room = service.manager.limits.max_running * (1 + QUEUED)
         self._free = asyncio.Semaphore(self.room)
         self._turn = asyncio.Lock()
 
@@ -76,8 +76,11 @@ class Runs:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for index, item in enumerate(prepared):
-                    await self._take(len(item.message.rids))
+                    samples = len(item.message.rids)
+                    await self._take(samples)
                     task = tasks.create_task(self._answer(batch, item, index, found))
+                    # Not in the task: one that is cancelled before its first step runs no line of its own.
+                    task.add_done_callback(partial(self._give, samples))
                     if progress is not None:
                         task.add_done_callback(progress.count)
         except BaseExceptionGroup as group:
@@ -122,17 +125,12 @@ class Runs:
                 await asyncio.wait_for(generation.finished(), ABORT_SECONDS)
 
     async def _answer(self, batch: Batch, item: Prepared, index: int, found: list[list[dict[str, Any]]]) -> None:
-        """One prompt's answers; its room is taken already and given back here."""
-        try:
-            async with self._started([item]) as generation:
-                with naming(index, batch.many):
-                    await generation.finished()
-            shape = self._shape(batch, item.ask, generation.outputs[0])
-            found[index] = [
-                shape.answer(output, upto=len(output.ids), text=output.text, finish=output.finish) for output in generation.outputs
-            ]
-        finally:
-            self._give(len(item.message.rids))
+        """One prompt's answers."""
+        async with self._started([item]) as generation:
+            with naming(index, batch.many):
+                await generation.finished()
+        shape = self._shape(batch, item.ask, generation.outputs[0])
+        found[index] = [shape.answer(output, upto=len(output.ids), text=output.text, finish=output.finish) for output in generation.outputs]
 
     async def _news(self, batch: Batch, generation: Generation) -> AsyncIterator[list[dict[str, Any]]]:
         shown = self._service.resolved.settings.generation
@@ -165,7 +163,7 @@ class Runs:
                     self._give(taken)
                     raise
 
-    def _give(self, samples: int) -> None:
+    def _give(self, samples: int, _: object = None) -> None:
         for _ in range(samples):
             self._free.release()
 

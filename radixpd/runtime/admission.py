@@ -107,10 +107,11 @@ def admit(
     if wish.spaces_between_special_tokens is False:
         raise BadRequest("spaces_between_special_tokens: false is not offered", param="spaces_between_special_tokens")
     given, wish = wish, _with_defaults(wish, defaults)
+    params = _params(wish, _logprobs(extra, limits, names), limits=limits, names=names, clamp=given.max_new_tokens is None)
     parts = {tag: value for tag in ("extra_key", "cache_salt") if (value := _name(extra, tag, names))}
     return Ask(
         prompt=prompt if isinstance(prompt, str) else _prompt_ids(prompt, limits, names, whole=extra.truncate_prompt_tokens is None),
-        params=_params(wish, _logprobs(extra, limits, names), limits=limits, names=names, clamp=given.max_new_tokens is None),
+        params=params,
         special=special,
         clamp=given.max_new_tokens is None,
         seeded=wish.sampling_seed is not None,
@@ -119,7 +120,7 @@ def admit(
         namespace=namespace(parts),
         skip_special=wish.skip_special_tokens is not False,
         keep_stop=wish.no_stop_trim is True,
-        rules=_rules(wish, names),
+        rules=_rules(params),
         interval=wish.stream_interval,
         truncate=_truncate(extra),
         names=names,
@@ -143,6 +144,8 @@ def _with_defaults(wish: Sampling, defaults: Sampling) -> Sampling:
     """The request's wishes over the defaults, with one name for the seed."""
     if wish.sampling_seed is None:
         wish = msgspec.structs.replace(wish, sampling_seed=wish.seed)
+    elif wish.seed is not None and wish.seed != wish.sampling_seed:
+        raise BadRequest("seed and sampling_seed mean the same: give one of them, or the same value twice", param="seed")
     given = {name: value for name in wish.__struct_fields__ if (value := getattr(wish, name)) is not None}
     if wish.max_new_tokens is not None and wish.min_new_tokens is None and defaults.min_new_tokens:
         given["min_new_tokens"] = min(wish.max_new_tokens, defaults.min_new_tokens)
@@ -171,7 +174,8 @@ def _params(wish: Sampling, logprobs: LogprobParams | None, *, limits: Limits, n
         presence_penalty=wish.presence_penalty or 0.0,
         repetition_penalty=1.0 if wish.repetition_penalty is None else wish.repetition_penalty,
         logit_bias=_bias(wish, limits, names),
-        stop=_stop(wish, names),
+        stop=_stop(wish),
+        stop_regex=_patterns(wish),
         stop_token_ids=_ids(wish.stop_token_ids or [], "stop_token_ids", limits, names),
         ignore_eos=wish.ignore_eos is True,
         n=samples,
@@ -215,7 +219,7 @@ def _bias(wish: Sampling, limits: Limits, names: Mapping[str, str]) -> tuple[tup
     return tuple(sorted(pairs.items()))
 
 
-def _stop(wish: Sampling, names: Mapping[str, str]) -> tuple[str, ...]:
+def _stop(wish: Sampling) -> tuple[str, ...]:
     stop = [wish.stop] if isinstance(wish.stop, str) else wish.stop or []
     if len(stop) > MAX_LIST:
         raise BadRequest(f"stop may hold at most {MAX_LIST} strings, got {len(stop)}", param="stop")
@@ -225,8 +229,7 @@ def _stop(wish: Sampling, names: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stop))
 
 
-def _rules(wish: Sampling, names: Mapping[str, str]) -> StopRules:
-    """Stop strings (already checked) and patterns, compiled."""
+def _patterns(wish: Sampling) -> tuple[str, ...]:
     patterns = [wish.stop_regex] if isinstance(wish.stop_regex, str) else wish.stop_regex or []
     if len(patterns) > MAX_PATTERNS:
         raise BadRequest(f"stop_regex may hold at most {MAX_PATTERNS} patterns, got {len(patterns)}", param="stop_regex")
@@ -235,8 +238,13 @@ def _rules(wish: Sampling, names: Mapping[str, str]) -> StopRules:
             raise BadRequest(
                 f"stop_regex: patterns must have between 1 and {MAX_PATTERN} characters, got {len(source)}", param="stop_regex"
             )
+    return tuple(dict.fromkeys(patterns))
+
+
+def _rules(params: SamplingParams) -> StopRules:
+    """Stop strings and patterns, compiled."""
     try:
-        return StopRules(_stop(wish, names), tuple(patterns))
+        return StopRules(params.stop, params.stop_regex)
     except ValueError as error:
         raise BadRequest(f"stop_regex: {error}", param="stop_regex") from None
 

@@ -133,7 +133,7 @@ def _record(output: Output, now: float) -> _Record:
         group=output.group,
         arrived=arrived,
         seconds=seconds,
-        prompt=output.prompt,
+        prompt=np.array(output.prompt, dtype=np.int32),  # not a view of something larger
         output=np.asarray(output.ids, dtype=np.int32),
         cached=output.cached,
         params=output.params,

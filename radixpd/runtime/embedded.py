@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -39,6 +39,42 @@ STOPPED = "this LLM has been shut down"
 Value = TypeVar("Value")
 
 logger = logging.getLogger(__name__)
+
+
+class _Job(Generic[Value]):
+    """One piece of work on the loop. It can be given up at any moment, also before the loop has heard of it. `future` is set in any case,
+    when nothing of the work runs any more; a coroutine that waits for it may cancel it before."""
+
+    def __init__(self, work: Coroutine[Any, Any, Value]) -> None:
+        self.future: concurrent.futures.Future[Value] = concurrent.futures.Future()
+        self._work = work
+        self._task: asyncio.Task[Value] | None = None
+
+    def begin(self) -> None:
+        """On the loop."""
+        if self.future.done():
+            self._work.close()
+        else:
+            self._task = asyncio.get_running_loop().create_task(self._work)
+            self._task.add_done_callback(self._ended)
+
+    def give_up(self) -> None:
+        """On the loop, or where the work will never begin."""
+        if self._task is not None:
+            self._task.cancel()
+        elif not self.future.done():
+            self._work.close()
+            self.future.set_exception(EngineFailed(STOPPED))
+
+    def _ended(self, task: asyncio.Task[Value]) -> None:
+        if self.future.done():
+            return
+        if task.cancelled():
+            self.future.set_exception(EngineFailed(STOPPED))
+        elif (error := task.exception()) is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(task.result())
 
 
 class Embedded:
@@ -74,36 +110,38 @@ class Embedded:
     def call(self, work: Coroutine[Any, Any, Value], *, tick: Callable[[], None] | None = None) -> Value:
         """Run `work` on the loop and wait for it, from any other thread. `tick` is called now and then while it runs.
 
-        An interruption of the waiting thread cancels the work, and waits a little for it to clean up.
+        An interruption of the waiting thread, at whatever line, gives the work up, and waits a little for it to clean up.
         """
-        ended = threading.Event()
-        future = self._hand_over(work, ended)
+        job = _Job(work)
         try:
-            while concurrent.futures.wait((future,), TICK if tick else None).not_done:
+            self._hand_over(job)
+            while concurrent.futures.wait((job.future,), TICK if tick else None).not_done:
                 assert tick is not None
                 tick()
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise EngineFailed(STOPPED) from None
-        except BaseException:
-            if future.cancel():
-                ended.wait(INTERRUPT_SECONDS)
+        except EngineFailed:
             raise
+        except BaseException:
+            self._give_up(job)
+            concurrent.futures.wait((job.future,), INTERRUPT_SECONDS)
+            raise
+        return job.future.result()
 
     async def wait_for(self, work: Coroutine[Any, Any, Value]) -> Value:
         """The same for a coroutine of the program's own loop, whose cancellation cancels the work."""
-        future = self._hand_over(work)
+        job = _Job(work)
+        self._hand_over(job)
         try:
-            return await asyncio.wrap_future(future)
+            return await asyncio.wrap_future(job.future)
         except asyncio.CancelledError:
-            if self._stopped:
-                raise EngineFailed(STOPPED) from None
+            self._give_up(job)
             raise
 
     def stop(self) -> None:
         """End everything. Calls that wait raise `EngineFailed`; a second `stop`, or one in a fork of the program, does nothing."""
+        if os.getpid() != self._owner:  # before the lock, which a thread that the fork lacks may have held
+            return
         with self._lock:
-            if self._stopped or os.getpid() != self._owner:
+            if self._stopped:
                 return
             self._stopped = True
             self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
@@ -111,15 +149,20 @@ class Embedded:
         if threading.current_thread() is not self._thread:
             self._thread.join(2 * STOP_SECONDS)
 
-    def _hand_over(self, work: Coroutine[Any, Any, Value], ended: threading.Event | None = None) -> concurrent.futures.Future[Value]:
+    def _hand_over(self, job: _Job[Any]) -> None:
         if os.getpid() != self._owner:
-            work.close()
+            job.give_up()
             raise EngineFailed("this LLM belongs to the process that made it, not to a fork of it")
         with self._lock:
-            if self._stopped:
-                work.close()
-                raise EngineFailed(STOPPED)
-            return asyncio.run_coroutine_threadsafe(work if ended is None else _noting(work, ended), self._loop)
+            if not self._stopped:
+                self._loop.call_soon_threadsafe(job.begin)
+                return
+        job.give_up()
+        raise EngineFailed(STOPPED)
+
+    def _give_up(self, job: _Job[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: everything has been given up
+            self._loop.call_soon_threadsafe(job.give_up)
 
     def _run(self) -> None:
         # Signals are for the program's threads. The supervisor inherits the mask and drops it once it ignores them.
@@ -191,13 +234,6 @@ class Embedded:
         await asyncio.gather(*others, return_exceptions=True)
         self._cleanup.close()
         self._loop.stop()
-
-
-async def _noting(work: Coroutine[Any, Any, Value], ended: threading.Event) -> Value:
-    try:
-        return await work
-    finally:
-        ended.set()
 
 
 def _write(process: subprocess.Popen[bytes], line: bytes) -> None:

@@ -61,6 +61,7 @@ def log_to_stderr(process: str, level: str, kind: str = "text") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(process, kind))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)  # of libraries, which would print them past the format
 
 
 def _shown(value: Any) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 
 from radixpd.config.settings import ObserveSettings
 from radixpd.core.request import SamplingParams
+from radixpd.runtime.caller import caller
 from radixpd.runtime.logs import formatter
 from radixpd.runtime.output import Output
 
@@ -50,6 +51,8 @@ class RequestLog:
             return
         first = outputs[0]
         fields: dict[str, Any] = {"rid": first.group, "prompt_tokens": len(first.prompt), "samples": len(outputs)}
+        if (given := caller().request_id) and given != first.group:
+            fields["request_id"] = given
         if first.priority:
             fields["priority"] = first.priority
         if first.salted:
@@ -84,14 +87,15 @@ class RequestLog:
             fields["output"] = self._cut(output.text)
         self._write("request.finished", fields)
 
-    def refused(self, *, route: str, method: str, client: str, status: int, error: dict[str, Any]) -> None:
-        """An HTTP request was answered with an error. `error` is the body's."""
+    def refused(self, *, route: str, method: str, client: str, request_id: str, status: int, error: dict[str, Any]) -> None:
+        """An HTTP request was answered with an error. `error` is the body's; `request_id` is what the answer's header calls it."""
         if not self.enabled:
             return
         fields = {
             "route": route,
             "method": method,
             "client": client,
+            "request_id": request_id,
             "status": status,
             "code": error.get("code"),
             "param": error.get("param"),

@@ -20,10 +20,10 @@ import zmq
 from radixpd.config.resolve import Resolved, from_json
 from radixpd.core.effects import ClientEffect, Finished, Prefilled, PromptScored, TokensOut
 from radixpd.core.load import LoadSnapshot
-from radixpd.core.scheduler import PAUSE_MODES, Scheduler
-from radixpd.core.tree_view import cache_view
+from radixpd.core.scheduler import Scheduler
 from radixpd.errors import EngineFailed
 from radixpd.runtime import child
+from radixpd.runtime.controls import Controls
 from radixpd.runtime.kv_events import Publisher
 from radixpd.runtime.links import Addresses, Receiver, Sender
 from radixpd.runtime.messages import (
@@ -42,7 +42,6 @@ from radixpd.runtime.messages import (
     Stepped,
     Stop,
 )  # fmt: skip
-from radixpd.runtime.orders import ORDERS, obey
 from radixpd.runtime.step_log import StepLog
 from radixpd.runtime.watchdog import BEAT, Pulse
 
@@ -50,9 +49,8 @@ __all__ = ["Links", "Loop", "batch", "main"]
 
 LOAD_INTERVAL = 0.05
 HEARTBEAT = 1.0  # seconds after which a load is sent that has not changed
-PAUSED = 3.0  # seconds between two turns, which come several times a second
+STANDSTILL = 3.0  # seconds between two turns, which come several times a second
 LINGER_MS = 1000
-PAUSES = {f"pause_{mode}": mode for mode in PAUSE_MODES}
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +87,7 @@ class Loop:
         self._seed = resolved.seed
         self._watchdog = resolved.settings.server.watchdog_timeout
         self._log = StepLog(resolved.settings.scheduler.decode_log_interval)
-        self._flushes: list[int] = []  # ids of flushes that have no answer yet
-        self._pauses: list[int] = []  # and of pauses
+        self._controls = Controls(scheduler, to_api=links.to_api, to_runner=links.to_runner)
         self._ready = False
         self._stopping = False
         self._plans = 0
@@ -114,16 +111,16 @@ class Loop:
     def turn(self, now: float) -> bool:
         """Do everything that can be done without waiting; whether that was anything."""
         self._pulse.beat()
-        if now - self._turned > PAUSED:
+        if now - self._turned > STANDSTILL:
             # Time in which this process did not run, most likely none did (a machine asleep, a container paused), proves nothing.
             self._progress += now - self._turned
         self._turned = now
         moved = self._take_from_api(now)
         moved |= self._take_from_runner(now)
-        self._answer_flushes()
+        self._controls.answer_flushes()
         moved |= self._plan(now)
         self._hand_out()
-        self._answer_pauses()
+        self._controls.answer_pauses()
         self._load_stale |= moved
         self._send_load(now)
         self._check_watchdog(now)
@@ -147,59 +144,11 @@ class Loop:
                     self._scheduler.abort(rid, text, status, now)
                 case Stop(rid, keep, matched):
                     self._scheduler.stop(rid, keep, matched, now)
-                case Control(to="runner"):
-                    self._pass_on(message)
-                case Control(number, "flush_cache"):
-                    self._flushes.append(number)
-                    self._answer_flushes()
-                case Control(number, action) if action in PAUSES:
-                    self._scheduler.pause(PAUSES[action], now)
-                    self._pauses.append(number)
-                case Control(number, action):
-                    self._links.to_api.send(self._answer(number, action, message.args))
+                case Control():
+                    self._controls.take(message, now)
                 case Shutdown():
                     self._stopping = True
         return moved
-
-    def _pass_on(self, order: Control) -> None:
-        """The runner's replies come back through `_take_from_runner`; before it is ready it would answer too late to matter."""
-        if self._ready:
-            self._links.to_runner.send(order)
-        else:
-            self._links.to_api.send(Reply(order.id, {}, "the model runner is not ready yet"))
-
-    def _answer(self, number: int, action: str, args: dict[str, Any]) -> Reply:
-        if action == "state":
-            return Reply(number, self._scheduler.state())
-        if action == "cache_tree":
-            view = cache_view(self._scheduler.cache, self._scheduler.table)
-            return Reply(number, msgspec.to_builtins(view, builtin_types=(bytes,)))
-        if action == "continue":
-            self._scheduler.resume()
-            return Reply(number, {})
-        if action in ORDERS:
-            return Reply(number, obey(action, args))
-        return Reply(number, {}, f"unknown action {action}")
-
-    def _answer_flushes(self) -> None:
-        """A flush waits for steps in flight of requests that have ended (a client may flush right after an answer), never for a request."""
-        if self._flushes and (self._scheduler.flush() or self._scheduler.in_use):
-            error = "requests are running" if self._scheduler.in_use else ""
-            if not error and self._ready:
-                # Before the answer, so that a client that has it reads an empty cache in /metrics.
-                self._links.to_api.send(Load(self._scheduler.load()))
-            for number in self._flushes:
-                self._links.to_api.send(Reply(number, {}, error))
-            self._flushes.clear()
-
-    def _answer_pauses(self) -> None:
-        """Once the runner is still, and the clients have been told what it did last. A pause that is over is answered too."""
-        if self._pauses and not (self._scheduler.paused and self._scheduler.in_flight):
-            if self._ready:
-                self._links.to_api.send(Load(self._scheduler.load()))
-            for number in self._pauses:
-                self._links.to_api.send(Reply(number, {}))
-            self._pauses.clear()
 
     def _take_from_runner(self, now: float) -> bool:
         moved = False
@@ -217,7 +166,7 @@ class Loop:
                     self._scheduler.identify(message.fingerprint)
                     logger.info("the model runner is ready after %.1f s", message.load_seconds)
                     self._links.to_api.send(message)
-                    self._ready = True
+                    self._ready = self._controls.ready = True
                 case Failed(text):
                     raise EngineFailed(text)
         return moved

@@ -20,6 +20,7 @@ import numpy as np
 
 from radixpd.errors import BadRequest, EngineFailed, Overloaded
 from radixpd.runtime.admission import Ask, Limits
+from radixpd.runtime.caller import caller
 from radixpd.runtime.client import Client
 from radixpd.runtime.defaults import Defaults
 from radixpd.runtime.fitting import cut, may_cut, output_limit
@@ -31,7 +32,7 @@ from radixpd.text.chat import ChatTemplate
 from radixpd.text.detokenizer import Detokenizer
 from radixpd.text.tokenizer import Tokenizer
 
-__all__ = ["Prepared", "State", "TokenizerManager"]
+__all__ = ["TEXT_SECONDS", "Prepared", "State", "TokenizerManager"]
 
 THREAD_ABOVE = 8192  # characters; shorter prompts are tokenized on the loop
 TEXT_SECONDS = 20.0  # for tokenizing or rendering one prompt
@@ -169,16 +170,18 @@ class TokenizerManager:
             raise BadRequest(f"the chat template ran for more than {TEXT_SECONDS:g} s", param="messages") from None
 
     def abort(self, rid: str) -> int:
-        """Abort one sample or all samples of a request; how many were still open."""
+        """Abort one sample or all samples of a request of the caller's; how many were still open."""
         client = self.client
-        found = {*client.groups.get(rid, ()), *([rid] if rid in client.outputs else [])}
+        names = caller().names(rid)
+        found = {each for name in names for each in (*client.groups.get(name, ()), *([name] if name in client.outputs else ()))}
         for name in sorted(found):
             client.abort(name)
         return len(found)
 
     def abort_all(self, *, message: str = "aborted by the client", status: int = 499) -> int:
-        """Abort everything; how many were open."""
-        found = list(self.client.outputs)
+        """Abort everything of the caller's; how many were open."""
+        who = caller()
+        found = [name for name in self.client.outputs if who.may_see(name)]
         for name in found:
             self.client.abort(name, message, status)
         return len(found)
@@ -198,7 +201,10 @@ class TokenizerManager:
                 param=_shown(ask.names, "logprob_start_len"),
             )
         seed = ask.params.seed if ask.seeded else self._random.getrandbits(62)
-        group = ask.rid or uuid.uuid4().hex
+        who = caller()
+        name = ask.rid or uuid.uuid4().hex
+        who.rid = who.rid or name
+        group = who.scope + name
         samples = ask.params.n
         return Prepared(
             ask=ask,
@@ -206,7 +212,7 @@ class TokenizerManager:
                 rids=(group,) if samples == 1 else tuple(f"{group}-{index}" for index in range(samples)),
                 prompt=prompt,
                 params=replace(ask.params, max_new_tokens=limit, seed=seed),
-                namespace=ask.namespace,
+                namespace=who.salted(ask.namespace),
                 priority=ask.priority,
                 arrived=arrived,
             ),
@@ -235,21 +241,20 @@ class TokenizerManager:
             return
         client = self.client
         unstarted = len(client.unstarted)
-        # The latest load may be some milliseconds old, what this process knows is not; slots that are free take requests at once.
+        # Slots that are free take requests at once. Whether pages suffice only the brain knows: it refuses what it cannot seat.
         free = max(0, self.limits.max_running - (len(client.outputs) - unstarted))
-        queued = max(unstarted + samples - free, client.load.waiting + 1)
-        if queued > self.max_queued:
+        if unstarted + samples - free > self.max_queued:
             raise Overloaded(f"the queue is full: --max-queued-requests is {self.max_queued}")
 
     def _check_rids(self, prepared: Sequence[Prepared]) -> None:
-        live, groups = self.client.outputs, self.client.groups
+        live, groups, shown = self.client.outputs, self.client.groups, caller().shown
         seen: set[str] = set()
         for item in prepared:
             for rid in {item.group, *item.message.rids}:
                 if rid in seen:
-                    raise BadRequest(f"rid {rid} stands for two outputs of this request", param="rid", code="duplicate_rid")
+                    raise BadRequest(f"rid {shown(rid)} stands for two outputs of this request", param="rid", code="duplicate_rid")
                 if rid in live or rid in groups:
-                    raise BadRequest(f"rid {rid} is in use by a live request", param="rid", code="duplicate_rid")
+                    raise BadRequest(f"rid {shown(rid)} is in use by a live request", param="rid", code="duplicate_rid")
                 seen.add(rid)
 
     def _outputs(self, item: Prepared, generation: Generation) -> tuple[Output, ...]:

@@ -111,14 +111,9 @@ class Watchdog:
 
     def hear(self, fd: int) -> str:
         """Take in what has come; a report that a process is stuck, or nothing. At the end of file the descriptor is closed."""
-        ward, report = self._wards[fd], ""
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(fd, 65536):
-                *lines, ward.rest = (ward.rest + data).split(b"\n")
-                for line in lines:
-                    report = report or self._line(ward, line)
-                if len(ward.rest) > LONGEST_LINE:
-                    ward.rest = b""
+        ward = self._wards[fd]
+        report, ended = self._take_in(fd, ward)
+        if ended:
             self._log_stack(ward)
             del self._wards[fd]
             os.close(fd)
@@ -140,18 +135,26 @@ class Watchdog:
                 self._softly.add(ward.name)
                 seconds = self._soft * TICK
                 logger.warning("the %s process has not answered for %g s (--soft-watchdog-timeout); stacks follow", ward.name, seconds)
-                self.dump()
+                if report := self.dump():
+                    return report
         return ""
 
-    def dump(self, *, wake: bool = False) -> None:
-        """Ask every child for its stack. One that is stopped answers only when it is woken, which nobody but its end may do."""
-        for ward in self._wards.values():
+    def dump(self, *, wake: bool = False) -> str:
+        """Ask every child for its stack. One that is stopped answers only when it is woken, which nobody but its end may do.
+
+        Returns a report that is heard on the way, as `hear` does.
+        """
+        report = ""
+        for fd, ward in self._wards.items():
+            # What it said last may not have been heard yet, and matters: that it can dump at all.
+            report = self._take_in(fd, ward)[0] or report
             if ward.begun:
                 ward.state = _state(ward.pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(ward.pid, signal.SIGUSR2)
                     if wake:
                         os.kill(ward.pid, signal.SIGCONT)
+        return report
 
     def close(self) -> None:
         """Log what has come and let go; the children are gone or about to be."""
@@ -160,6 +163,19 @@ class Watchdog:
             if fd in self._wards:
                 self._log_stack(self._wards.pop(fd))
                 os.close(fd)
+
+    def _take_in(self, fd: int, ward: _Ward) -> tuple[str, bool]:
+        """What has come: a report or nothing, and whether the child has let go of its end."""
+        report = ""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(fd, 65536):
+                *lines, ward.rest = (ward.rest + data).split(b"\n")
+                for line in lines:
+                    report = report or self._line(ward, line)
+                if len(ward.rest) > LONGEST_LINE:
+                    ward.rest = b""
+            return report, True
+        return report, False
 
     def _line(self, ward: _Ward, line: bytes) -> str:
         if line.startswith(STUCK):

@@ -13,16 +13,17 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["JSON_TYPE", "TOKEN_IDS", "Body", "Doc", "Schema", "exactly_one", "one_or_many", "or_null", "ref"]
+__all__ = ["JSON_TYPE", "REFERENCE", "TOKEN_IDS", "Body", "Doc", "Schema", "exactly_one", "one_or_many", "or_null", "ref"]
 
 JSON_TYPE = "application/json"
+REFERENCE = "#/components/schemas/{name}"
 
 Schema = dict[str, Any]
 
 
 def ref(name: str) -> Schema:
     """A reference to a named schema of the document: TokenId, SamplingParams, Message, or any struct's name."""
-    return {"$ref": f"#/components/schemas/{name}"}
+    return {"$ref": REFERENCE.format(name=name)}
 
 
 def one_or_many(schema: Schema, most: int, *, least: int = 1) -> Schema:
@@ -49,7 +50,8 @@ class Body:
 
     `fields`: schemas that replace the struct's own; `ranges`: closed ranges of numbers; `wishes`: fields of `Sampling` and `Options` that
     the route reads, client's name -> native name; `harmless`: fields accepted without effect; `refused`: fields that must ask for nothing,
-    each with what does (`LATER`); `rule`: what must hold besides; `lists`: how long a list may be that holds one value for each prompt.
+    each with what does (`LATER`); `rule`: what must hold besides; `lists`: how long a list may be that holds one value for each prompt;
+    `required`: whether there must be a body.
     """
 
     kind: type[msgspec.Struct]
@@ -60,11 +62,12 @@ class Body:
     refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     rule: Schema = field(default_factory=dict)
     lists: tuple[int, int] | None = None
+    required: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Doc:
-    """One operation. Errors that every route can have (401 with keys, 500, those of a body) need not be named.
+    """One operation. Errors that every route can have (400, 500, those of keys, deadlines and a body) need not be named.
 
     `answer`: the type of the answer, or None for text; `media`: its content types; `parameters`: schemas of query parameters, and of those
     parts of the path that are not any text; `events`: the type of one event where `stream` is true; `others`: statuses whose body is not

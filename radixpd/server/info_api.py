@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import Any
 
 from aiohttp import web
 
@@ -16,6 +17,7 @@ from radixpd.config.resolve import public_view
 from radixpd.core.load import LoadSnapshot
 from radixpd.errors import Overloaded
 from radixpd.runtime.admission import Ask, admit
+from radixpd.runtime.caller import caller
 from radixpd.runtime.metrics import CONTENT_TYPE
 from radixpd.runtime.tokenizer_manager import State, TokenizerManager
 from radixpd.server.answers import Health, ModelInfo, ServerInfo
@@ -65,10 +67,17 @@ async def server_info(request: web.Request) -> web.Response:
         **public_view(service.resolved),
         "version": __version__,
         "status": service.manager.state.value,
+        "default_sampling_params": service.manager.defaults.shown(),
         "load": dataclasses.asdict(service.client.load),
-        "internal_states": [state],
+        "internal_states": [_visible(state)],
     }
     return json_reply(info)
+
+
+def _visible(state: dict[str, Any]) -> dict[str, Any]:
+    """The scheduler's state without other tenants' requests."""
+    see = caller().may_see
+    return {**state, "requests": [each for each in state["requests"] if see(each["rid"])]} if "requests" in state else state
 
 
 async def model_info(request: web.Request) -> web.Response:
@@ -104,6 +113,7 @@ async def metrics(request: web.Request) -> web.Response:
 
 ROUTES = (
     web.get("/health", health),
+    web.get("/ping", health),
     web.get("/health_generate", health_generate),
     web.get("/server_info", server_info),
     web.get("/get_server_info", server_info),

@@ -13,6 +13,7 @@ import numpy as np
 
 from radixpd.core.request import Finish, LogprobParams
 from radixpd.core.step import TokenLogprobs
+from radixpd.runtime.caller import caller
 from radixpd.runtime.output import Output
 from radixpd.text.tokenizer import Tokenizer
 
@@ -64,7 +65,7 @@ class NativeShape:
     ) -> dict[str, Any]:
         """An answer: ids `[start, upto)`, `text`, and the end if it has come."""
         meta: dict[str, Any] = {
-            "id": output.rid,
+            "id": caller().shown(output.rid),
             "finish_reason": finish_reason(finish, upto),
             "prompt_tokens": len(output.prompt),
             "completion_tokens": upto,

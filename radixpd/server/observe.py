@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from radixpd.runtime.caller import caller
 from radixpd.runtime.output import CLIENT_CLOSED
 from radixpd.server.service import service_of
 
@@ -34,8 +35,14 @@ async def observed(request: web.Request, handler: Handler) -> web.StreamResponse
     log = service_of(request).manager.request_log
     # An abort has its line already: the end of a request that was taken.
     if log.enabled and response.status >= 400 and response.status != CLIENT_CLOSED and (error := _error_of(response)):
-        client = request.remote or ""
-        log.refused(route=request.path[:200], method=request.method, client=client, status=response.status, error=error)
+        log.refused(
+            route=request.path[:200],
+            method=request.method,
+            client=request.remote or "",
+            request_id=caller().id,
+            status=response.status,
+            error=error,
+        )
     return response
 
 

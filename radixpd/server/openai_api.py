@@ -162,8 +162,9 @@ def _check(body: CompletionBody, wishes: Wishes) -> int:
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP_LOGPROBS:
         raise BadRequest(f"logprobs must be between 0 and {MAX_TOP_LOGPROBS}, got {body.logprobs}", param="logprobs")
     samples: int = wishes.sampling.get("n", 1)
-    if body.best_of is not None:
-        if not isinstance(samples, int) or not max(1, samples) <= body.best_of <= MAX_SAMPLES:
+    # An n that is wrong by itself is admission's to refuse.
+    if body.best_of is not None and type(samples) is int and samples >= 1:
+        if not samples <= body.best_of <= MAX_SAMPLES:
             raise BadRequest(f"best_of must be between n ({samples}) and {MAX_SAMPLES}, got {body.best_of}", param="best_of")
         if body.stream and body.best_of > samples:
             raise BadRequest("best_of above n cannot be streamed: the best are known at the end", param="best_of")

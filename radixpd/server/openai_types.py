@@ -121,7 +121,8 @@ def split(raw: dict[str, Any], kind: type[Body]) -> tuple[Body, Wishes]:
     for given, ours in SAMPLING_NAMES.items():
         if raw.get(given) is None:
             continue
-        if ours in sampling and sampling[ours] != raw[given]:
+        # False is no 0.
+        if ours in sampling and (type(sampling[ours]), sampling[ours]) != (type(raw[given]), raw[given]):
             raise BadRequest(f"{given} and {names[ours]} mean the same: give one of them, or the same value twice", param=given)
         sampling[ours], names[ours] = raw[given], given
     for given in SAMPLING_NAMES:

@@ -1,66 +1,87 @@
-"""`/openapi.json`: the description of this server, put together from its routes, what they say of themselves, and its limits.
+"""`/openapi.json`: the description of this server, put together from its routes, what they say of themselves, its guards and its limits.
 
 Nothing is written twice: paths and methods are the router's, bodies the structs that handlers read, ranges admission's, answers the types
-of `answers`. `/docs` is the same as a plain list for people. Built once, when the application is; a route without a `Doc` is a bug that
-keeps the server from starting. Called by `app`.
+of `answers`, keys and deadlines the guards'. `/docs` is the same as a plain list for people. Built once, when the application is; a route
+without a `Doc` is a bug that keeps the server from starting. Called by `app`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from radixpd import __version__
-from radixpd.runtime.admission import Limits, Options, Sampling
+from radixpd.runtime.admission import Limits
 from radixpd.server.answers import ErrorAnswer
-from radixpd.server.docs import JSON_TYPE, Doc, Schema
-from radixpd.server.request_schemas import body_schema, fixed_schemas, narrowed, ranges_of, sampling_schema
+from radixpd.server.docs import JSON_TYPE, REFERENCE, Doc, Schema
+from radixpd.server.guards import REQUEST_ID, REQUEST_ID_FORM, Gate, Keys
+from radixpd.server.request_schemas import request_schemas
 
 __all__ = ["DOCS", "DOCUMENT", "ROUTES", "document"]
 
 DOCUMENT: web.AppKey[Schema] = web.AppKey("document", dict)
-REFERENCE = "#/components/schemas/{name}"
+ABOUT = "Fields that no schema names are ignored, with one warning in the log. GET /docs lists the routes."
 EVENT_STREAM = "text/event-stream"
-BODY_ERRORS = (400, 413, 415)
+BODY_ERRORS = (408, 413, 415)
 REASONS = {
     400: "The request is wrong: `param` names the field.",
-    401: "No API key, or a wrong one.",
+    401: "No key, or a wrong one.",
+    403: "The key is not an admin key.",
     404: "There is no such thing.",
+    408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     499: "Aborted through /abort_request.",
     500: "A process of the server has failed, or a bug.",
     503: "Not now: starting, draining, or full. `Retry-After` says when to try again.",
+    504: "Not finished within --request-timeout.",
+}
+SCHEMES: dict[str, Schema] = {
+    "key": {"type": "http", "scheme": "bearer", "description": "one of --api-key or --admin-api-key"},
+    "admin": {"type": "http", "scheme": "bearer", "description": "one of --admin-api-key"},
+    "password": {"type": "http", "scheme": "basic", "description": "for browsers: any name, the key as password"},
+}
+PARAMETERS: dict[str, Schema] = {
+    "RequestId": {
+        "name": REQUEST_ID,
+        "in": "header",
+        "description": "the request's name in answers and logs; empty is as good as none",
+        "schema": {"type": "string", "pattern": f"^({REQUEST_ID_FORM.pattern})?$"},
+    }
+}
+HEADERS: dict[str, Schema] = {
+    "RequestId": {
+        "description": "the name that the client gave, or one made up",
+        "required": True,
+        "schema": {"type": "string", "pattern": f"^{REQUEST_ID_FORM.pattern}$"},
+    },
+    "RetryAfter": {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}},
 }
 
 
-def document(
-    router: web.UrlDispatcher, docs: Mapping[Handler, Doc], limits: Limits, *, closed: bool, open_paths: Collection[str]
-) -> Schema:
-    """The document. `closed`: keys are set, and every path but `open_paths` needs one."""
+def document(router: web.UrlDispatcher, docs: Mapping[Handler, Doc], limits: Limits, *, keys: Keys, gate: Gate) -> Schema:
+    """The document of a server with these routes, limits and guards."""
     shown = list(_routes(router, docs))
-    schemas, named = _schemas([doc for *_, doc in shown], limits)
+    schemas, named = _schemas([docs[handler] for *_, handler in shown], limits)
     paths: Schema = {}
-    for method, path, doc in shown:
-        keyed = closed and path not in open_paths
-        paths.setdefault(path, {})[method] = _operation(method, path, doc, named, keyed=keyed)
-    components: Schema = {"schemas": schemas}
-    if closed:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    info = {
-        "title": "radixpd",
-        "version": __version__,
-        "description": "Fields that no schema names are ignored. GET /docs lists the routes.",
-    }
+    used: set[str] = set()
+    for method, path, handler in shown:
+        schemes = keys.schemes(path, handler)
+        used.update(schemes)
+        paths.setdefault(path, {})[method] = _operation(method, path, docs[handler], named, schemes, gate.statuses(handler))
+    components: Schema = {"schemas": schemas, "parameters": PARAMETERS, "headers": HEADERS}
+    if used:
+        components["securitySchemes"] = {name: SCHEMES[name] for name in sorted(used)}
+    info = {"title": "radixpd", "version": __version__, "description": ABOUT}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
 
 
-def _routes(router: web.UrlDispatcher, docs: Mapping[Handler, Doc]) -> Iterator[tuple[str, str, Doc]]:
+def _routes(router: web.UrlDispatcher, docs: Mapping[Handler, Doc]) -> Iterator[tuple[str, str, Handler]]:
     for route in router.routes():
         # HEAD comes with every GET.
         if route.method == "HEAD" or route.resource is None:
@@ -68,31 +89,19 @@ def _routes(router: web.UrlDispatcher, docs: Mapping[Handler, Doc]) -> Iterator[
         path = route.resource.canonical
         if route.handler not in docs:
             raise LookupError(f"{route.method} {path}: give its handler a line in DOCS, beside ROUTES (see server/docs.py)")
-        yield route.method.lower(), path, docs[route.handler]
+        yield route.method.lower(), path, route.handler
 
 
 def _schemas(docs: list[Doc], limits: Limits) -> tuple[dict[str, Schema], dict[Any, Schema]]:
     """All named schemas, and for each type of a `Doc` the schema to put where it is used."""
-    bodies = {doc.body.kind: doc.body for doc in docs if doc.body is not None}
-    answers = {kind for doc in docs for kind in (doc.answer, doc.events, *doc.others.values()) if kind is not None}
-    types: list[Any] = [ErrorAnswer, Sampling, Options, *bodies, *answers]
-    found, components = msgspec.json.schema_components(types, ref_template=REFERENCE)
-    named = dict(zip(types, found))
-    ranges = ranges_of(limits)
-    requests = {_name(named[kind]) for kind in (Sampling, Options, *bodies)}
-    structs = {name: components[name] for name in requests}
-    schemas = {name: schema if name in requests else _always(schema) for name, schema in components.items()}
-    wishes = {**narrowed(structs["Sampling"], ranges), **narrowed(structs["Options"], ranges)}
-    for kind, body in bodies.items():
-        name = _name(named[kind])
-        schemas[name] = body_schema(body, structs[name], ranges, wishes)
-    schemas["Sampling"] = sampling_schema(structs["Sampling"], ranges)
-    del schemas["Options"]
-    return {**schemas, **fixed_schemas(limits)}, named
-
-
-def _name(reference: Schema) -> str:
-    return str(reference["$ref"]).rpartition("/")[2]
+    schemas, named = request_schemas([doc.body for doc in docs if doc.body is not None], limits)
+    answers: list[Any] = [
+        ErrorAnswer,
+        *{kind for doc in docs for kind in (doc.answer, doc.events, *doc.others.values()) if kind is not None},
+    ]
+    found, components = msgspec.json.schema_components(answers, ref_template=REFERENCE)
+    assert not schemas.keys() & components.keys()  # a name would mean two things
+    return {**schemas, **{name: _always(schema) for name, schema in components.items()}}, {**named, **dict(zip(answers, found))}
 
 
 def _always(schema: Schema) -> Schema:
@@ -102,27 +111,31 @@ def _always(schema: Schema) -> Schema:
     return {**schema, "properties": fields, "required": sorted({*schema.get("required", ()), *required})}
 
 
-def _operation(method: str, path: str, doc: Doc, named: Mapping[Any, Schema], *, keyed: bool) -> Schema:
-    responses: Schema = {"200": {"description": "The answer.", "content": _content(doc, named)}}
-    statuses = {*doc.errors, *((401,) if keyed else ()), *(BODY_ERRORS if doc.body else ()), 500}
-    for status in sorted(statuses):
-        responses[str(status)] = {"description": REASONS[status], "content": {JSON_TYPE: {"schema": named[ErrorAnswer]}}}
-        if status == 503:
-            responses["503"]["headers"] = {"Retry-After": {"description": "seconds", "schema": {"type": "integer", "minimum": 0}}}
+def _operation(method: str, path: str, doc: Doc, named: Mapping[Any, Schema], schemes: tuple[str, ...], more: tuple[int, ...]) -> Schema:
+    """One operation; `schemes`: the keys that it takes; `more`: statuses that a guard may answer."""
+    responses: Schema = {"200": {"description": "The answer.", "headers": _headers(200), "content": _content(doc, named)}}
+    keyed = ((401, 403) if "admin" in schemes else (401,)) if schemes else ()
+    for status in sorted({400, *doc.errors, *more, *keyed, *(BODY_ERRORS if doc.body else ()), 500}):
+        content = {JSON_TYPE: {"schema": named[ErrorAnswer]}}
+        responses[str(status)] = {"description": REASONS[status], "headers": _headers(status), "content": content}
     for status, kind in doc.others.items():
-        responses[str(status)] = {"description": "Not now.", "content": {JSON_TYPE: {"schema": named[kind]}}}
+        responses[str(status)] = {"description": "Not now.", "headers": _headers(200), "content": {JSON_TYPE: {"schema": named[kind]}}}
     operation: Schema = {
         "operationId": re.sub(r"\W+", "_", f"{method}{path}").strip("_"),
         "summary": doc.summary,
+        "parameters": _parameters(path, doc),
         "responses": responses,
     }
-    if parameters := _parameters(path, doc):
-        operation["parameters"] = parameters
     if doc.body is not None:
-        operation["requestBody"] = {"required": True, "content": {JSON_TYPE: {"schema": named[doc.body.kind]}}}
-    if keyed:
-        operation["security"] = [{"key": []}]
+        operation["requestBody"] = {"required": doc.body.required, "content": {JSON_TYPE: {"schema": named[doc.body.kind]}}}
+    if schemes:
+        operation["security"] = [{name: []} for name in schemes]
     return operation
+
+
+def _headers(status: int) -> Schema:
+    headers = {REQUEST_ID: {"$ref": "#/components/headers/RequestId"}}
+    return headers | ({hdrs.RETRY_AFTER: {"$ref": "#/components/headers/RetryAfter"}} if status == 503 else {})
 
 
 def _content(doc: Doc, named: Mapping[Any, Schema]) -> Schema:
@@ -147,8 +160,11 @@ def _event(data: Schema) -> Schema:
 def _parameters(path: str, doc: Doc) -> list[Schema]:
     inside = re.findall(r"{(\w+)}", path)
     text = {"type": "string", "minLength": 1}
-    parameters: list[Schema] = [{"name": name, "in": "path", "required": True, "schema": doc.parameters.get(name, text)} for name in inside]
-    return parameters + [{"name": name, "in": "query", "schema": schema} for name, schema in doc.parameters.items() if name not in inside]
+    return [
+        *({"name": name, "in": "path", "required": True, "schema": doc.parameters.get(name, text)} for name in inside),
+        *({"name": name, "in": "query", "schema": schema} for name, schema in doc.parameters.items() if name not in inside),
+        {"$ref": "#/components/parameters/RequestId"},
+    ]
 
 
 async def openapi_json(request: web.Request) -> web.Response:

@@ -105,7 +105,7 @@ def _without_paths(body: dict[str, Any], flag: str) -> dict[str, Any]:
 
 
 async def _everywhere(service: Service, action: str, args: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Scheduler and runner first: if one does not answer, the order is refused as a whole and can be given again."""
+    """Scheduler and runner first: if one does not answer in time, the client is told so and gives the order again."""
     replies = {name: await service.client.control(action, args, to=name) for name in ("scheduler", "runner")}
     return {"api": obey(action, args), **replies}
 
@@ -126,7 +126,7 @@ DOCS = {
     start_profile: Doc(
         "Profile the model runner's next steps",
         answer=ProfileStarted,
-        body=Body(ProfileBody, ranges={"num_steps": (1, MOST_PROFILE_STEPS)}),
+        body=Body(ProfileBody, ranges={"num_steps": (1, MOST_PROFILE_STEPS)}, required=False),
         errors=(400, 503),
     ),
     stop_profile: Doc("End a profile; the trace's path", answer=ProfileWritten, errors=(400, 503)),

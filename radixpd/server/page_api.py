@@ -55,7 +55,7 @@ class Lookout:
     def __init__(self, service: Service) -> None:
         self._service = service
         server = service.resolved.settings.server
-        self._texts = len(server.api_key) <= 1
+        self._texts = len(server.api_key) <= 1 or bool(server.admin_api_key)
         self._lock = asyncio.Lock()
         self._until = 0.0
         self._tree: CacheTree | None = None

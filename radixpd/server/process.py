@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import time
@@ -33,6 +34,7 @@ from radixpd.runtime.request_log import RequestLog
 from radixpd.runtime.tokenizer_manager import TokenizerManager
 from radixpd.runtime.watchdog import BEAT, Pulse
 from radixpd.server.app import build_app
+from radixpd.server.connection import Runner
 from radixpd.server.info_api import probe
 from radixpd.server.service import Service
 from radixpd.text.chat import load_chat_template
@@ -43,6 +45,8 @@ __all__ = ["build_service", "main", "open_service", "serve"]
 WARM_UP_TOKENS = 8
 LAST_RESORT = 5.0  # seconds by which this process is more patient than the supervisor's watchdog, which also shows stacks
 LAST_WRITES = 1.5  # seconds for the last answers to leave
+BACKLOG = 1024  # connections that wait to be taken; the kernel may allow fewer
+DESCRIPTORS = 65536  # that connections may use, if the machine allows
 ABORT_SECONDS = 5.0  # for the brain to end what the drain timeout cut off
 
 logger = logging.getLogger(__name__)
@@ -123,10 +127,9 @@ async def serve(launch: child.Launch, listener: socket.socket) -> int:
     loop.add_reader(child.CONTROL_FD, _Control(client, end).on_readable)
     recorder = _recorder(resolved)
     service = build_service(resolved, client, recorder=recorder)
-    # A client that hangs up cancels its handler, which aborts what it has started.
-    runner = web.AppRunner(build_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WRITES)
+    runner = Runner(build_app(service), shutdown_timeout=LAST_WRITES)
     await runner.setup()
-    await web.SockSite(runner, listener).start()
+    await web.SockSite(runner, listener, backlog=BACKLOG).start()
     loop.add_signal_handler(signal.SIGTERM, _settle, end, _End.DRAIN)
     tasks = [
         loop.create_task(open_service(service, began=launch.began, patience=LAST_RESORT)),
@@ -197,10 +200,19 @@ def _settle(end: asyncio.Future[_End], how: _End) -> None:
         end.set_result(how)
 
 
+def _raise_descriptor_limit() -> None:
+    """Idle connections cost a descriptor each, and the usual soft limit of 1024 is soon reached."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def main() -> None:
     """The process's main."""
 
     def body(launch: child.Launch) -> int:
+        _raise_descriptor_limit()
         with socket.socket(fileno=launch.listen_fd) as listener:
             return uvloop.run(serve(launch, listener))
 

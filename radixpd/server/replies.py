@@ -6,6 +6,7 @@ The error shape is OpenAI's, `{"error": {"message", "type", "param", "code"}}`, 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,11 +15,21 @@ import msgspec
 from aiohttp import web
 
 from radixpd.errors import BadRequest, Overloaded, RadixpdError
+from radixpd.server.service import service_of
 
-__all__ = ["error_body", "error_reply", "json_reply", "read_object", "status_reply", "warn_unknown"]
+__all__ = ["BAD_ENCODING", "INTERNAL", "error_body", "error_reply", "json_reply", "read_object", "status_reply", "warn_unknown"]
 
 JSON_TYPE = "application/json"
-ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
+ENCODINGS = ("", "identity", "gzip", "deflate")
+BAD_ENCODING = "the content encoding must be gzip, deflate or none"
+INTERNAL = "internal error; the server's log has the details"
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 MAX_WARNED = 1000
 EXACT = 2**53  # floats below it hold every integer
 
@@ -39,10 +50,9 @@ async def read_object(request: web.Request) -> dict[str, Any]:
     """The body as a JSON object."""
     if "Content-Type" in request.headers and not (request.content_type == JSON_TYPE or request.content_type.endswith("+json")):
         raise BadRequest(f"the content type must be {JSON_TYPE}, got {request.content_type}", status=415)
-    try:
-        raw = await request.read()
-    except (web.RequestPayloadError, web.PayloadAccessError):
-        raise BadRequest("the body could not be read") from None
+    if (encoding := request.headers.get("Content-Encoding", "").lower()) not in ENCODINGS:
+        raise BadRequest(f"{BAD_ENCODING}, got {encoding[:40]!r}", status=415)
+    raw = await _read(request)
     try:
         body = _DECODER.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -50,6 +60,22 @@ async def read_object(request: web.Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
     return body
+
+
+async def _read(request: web.Request) -> bytes:
+    """The body, in time and within its limit."""
+    settings = service_of(request).resolved.settings.server
+    if (request.content_length or 0) > settings.max_body_size:
+        raise web.HTTPRequestEntityTooLarge(settings.max_body_size, request.content_length or 0)
+    try:
+        async with asyncio.timeout(settings.body_timeout):
+            return await request.read()
+    except (web.RequestPayloadError, web.PayloadAccessError):
+        raise BadRequest("the body could not be read: it is damaged, or its length or encoding is not as announced") from None
+    except TimeoutError:
+        raise BadRequest(
+            f"the body did not arrive within {settings.body_timeout:g} s (--body-timeout)", status=408, code="body_timeout"
+        ) from None
 
 
 def warn_unknown(body: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -67,9 +93,8 @@ def json_reply(body: Any, *, status: int = 200, headers: Mapping[str, str] | Non
 
 def error_body(error: RadixpdError) -> dict[str, Any]:
     """An error in the shape that clients know."""
-    if isinstance(error, BadRequest):
-        return _shape(str(error), status=error.status, param=error.param, code=error.code)
-    return _shape(str(error), status=error.status)
+    param = error.param if isinstance(error, BadRequest) else None
+    return _shape(str(error), status=error.status, param=param, code=error.code)
 
 
 def error_reply(error: RadixpdError) -> web.Response:

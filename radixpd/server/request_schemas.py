@@ -6,8 +6,10 @@ and a value that it forbids is a 400; tests draw both. Called by `openapi`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from radixpd.runtime.admission import (
     LATER,
@@ -22,10 +24,12 @@ from radixpd.runtime.admission import (
     RANGES,
     TOKENS,
     Limits,
+    Options,
+    Sampling,
 )
-from radixpd.server.docs import Body, Schema, ref
+from radixpd.server.docs import REFERENCE, Body, Schema, ref
 
-__all__ = ["Ranges", "body_schema", "fixed_schemas", "ranges_of", "sampling_schema"]
+__all__ = ["request_schemas"]
 
 Ranges = Mapping[str, tuple[float, float]]
 
@@ -57,6 +61,12 @@ NOTES = {
     "log_metrics": "false: keep it out of the latencies of /metrics",
     "stream": "answer with server-sent events",
 }
+EXAMPLES: dict[str, list[Any]] = {
+    "text": ["The capital of France is"],
+    "prompt": ["The capital of France is"],
+    "messages": [[{"role": "user", "content": "Say hi."}]],
+    "tokens": [[1, 2]],
+}
 REPLACED: dict[str, Schema] = {
     "logit_bias": {
         "type": ["object", "null"],
@@ -71,14 +81,26 @@ NULLS: Schema = {"type": "object", "additionalProperties": {"type": "null"}}
 UNSERVED = "of a feature that is not served: must ask for nothing"
 
 
-def ranges_of(limits: Limits) -> Ranges:
+def request_schemas(bodies: Sequence[Body], limits: Limits) -> tuple[dict[str, Schema], dict[Any, Schema]]:
+    """Named schemas, and for each body's struct a reference to its own."""
+    kinds: list[Any] = [Sampling, Options, *{body.kind for body in bodies}]
+    references, structs = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
+    named = dict(zip(kinds, references))
+    ranges = _ranges(limits)
+    wishes = {**_narrowed(structs["Sampling"], ranges), **_narrowed(structs.pop("Options"), ranges)}
+    sampling = {**structs["Sampling"], "properties": _narrowed(structs["Sampling"], ranges), "allOf": [ref("Unserved")]}
+    finished = {body.kind.__name__: _body(body, structs[body.kind.__name__], ranges, wishes) for body in bodies}
+    return {**structs, **finished, "Sampling": sampling, **_fixed(limits)}, named
+
+
+def _ranges(limits: Limits) -> Ranges:
     """Admission's ranges on this server."""
     most = TOKENS if limits.auto_truncate else limits.longest - 1
     samples = (1, min(MAX_SAMPLES, limits.max_running))
     return {**RANGES, "n": samples, "best_of": samples, "max_new_tokens": (0, most)}
 
 
-def fixed_schemas(limits: Limits) -> dict[str, Schema]:
+def _fixed(limits: Limits) -> dict[str, Schema]:
     """Schemas that bodies refer to by name."""
     plain = [value for value in NOTHING if value != {}]
     return {
@@ -92,24 +114,20 @@ def fixed_schemas(limits: Limits) -> dict[str, Schema]:
     }
 
 
-def sampling_schema(struct: Schema, ranges: Ranges) -> Schema:
-    """The native sampling parameters, from the struct's own schema."""
-    return {**struct, "properties": narrowed(struct, ranges), "allOf": [ref("Unserved")]}
-
-
-def body_schema(body: Body, struct: Schema, ranges: Ranges, wishes: Mapping[str, Schema]) -> Schema:
+def _body(body: Body, struct: Schema, ranges: Ranges, wishes: Mapping[str, Schema]) -> Schema:
     """A body, from its struct's own schema; `wishes` are the narrowed schemas of all native sampling and option names."""
     ranges = {**ranges, **body.ranges}
     properties = {name: body.fields.get(name) or _narrow(name, schema, ranges, body.lists) for name, schema in struct["properties"].items()}
     properties |= {given: wishes[ours] for given, ours in body.wishes.items() if given not in properties}
     properties |= {name: {"description": "accepted, no effect"} for name in sorted(body.harmless)}
+    properties |= {name: {**properties[name], "examples": EXAMPLES[name]} for name in EXAMPLES.keys() & properties.keys()}
     schema = {**struct, "properties": properties}
     if body.refused:
         schema["allOf"] = [ref("Unserved")]
     return {**schema, **body.rule}
 
 
-def narrowed(struct: Schema, ranges: Ranges) -> dict[str, Schema]:
+def _narrowed(struct: Schema, ranges: Ranges) -> dict[str, Schema]:
     """The properties of a struct's schema, with ranges, caps and notes."""
     return {name: _narrow(name, schema, ranges) for name, schema in struct["properties"].items()}
 

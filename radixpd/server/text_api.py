@@ -5,13 +5,16 @@ Fields are named as in SGLang and in vLLM: either's clients find theirs. Called 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from radixpd.errors import BadRequest
+from radixpd.errors import BadRequest, Overloaded
 from radixpd.runtime.admission import read
+from radixpd.runtime.off_loop import Pace, in_thread
+from radixpd.runtime.tokenizer_manager import TEXT_SECONDS, TokenizerManager
 from radixpd.server.answers import Detokenized, Tokenized, TokenizerInfo
 from radixpd.server.chat import MESSAGES, rendered
 from radixpd.server.docs import TOKEN_IDS, Body, Doc, exactly_one, or_null
@@ -59,7 +62,10 @@ async def tokenize(request: web.Request) -> web.Response:
     texts = [text] if isinstance(text, str) else text
     if len(texts) > MAX_TEXTS:
         raise BadRequest(f"at most {MAX_TEXTS} texts, got {len(texts)}", param="text")
-    tokens = [(await service.manager.encode(item, special=special)).tolist() for item in texts]
+    tokens, pace = [], Pace()
+    for item in texts:
+        tokens.append((await service.manager.encode(item, special=special)).tolist())
+        await pace.breathe()
     counts = [len(item) for item in tokens]
     single = isinstance(text, str)
     longest = service.resolved.longest_request
@@ -73,6 +79,14 @@ async def detokenize(request: web.Request) -> web.Response:
     """POST /detokenize."""
     manager = service_of(request).manager
     body = read(DetokenizeBody, await read_object(request))
+    try:
+        # A body holds millions of ids: whatever touches each of them would hold up every stream.
+        return json_reply(await in_thread(partial(_texts, manager, body), seconds=TEXT_SECONDS))
+    except TimeoutError:
+        raise Overloaded(f"detokenizing took longer than {TEXT_SECONDS:g} s") from None
+
+
+def _texts(manager: TokenizerManager, body: DetokenizeBody) -> dict[str, Any]:
     many = bool(body.tokens) and isinstance(body.tokens[0], list)
     try:
         lists: list[list[int]] = msgspec.convert(body.tokens if many else [body.tokens], list[list[int]])
@@ -87,7 +101,7 @@ async def detokenize(request: web.Request) -> web.Response:
         "text": [decode(ids, skip_special=body.skip_special_tokens) for ids in lists],
         "prompt": [decode(ids, skip_special=False) for ids in lists],
     }
-    return json_reply(found if many else {name: texts[0] for name, texts in found.items()})
+    return found if many else {name: texts[0] for name, texts in found.items()}
 
 
 async def tokenizer_info(request: web.Request) -> web.Response:
@@ -125,6 +139,7 @@ DOCS = {
         "Ids to text",
         answer=Detokenized,
         body=Body(DetokenizeBody, fields={"tokens": {"anyOf": [ANY_IDS, {"type": "array", "items": ANY_IDS}]}}),
+        errors=(503,),
     ),
     tokenizer_info: Doc("Special tokens and chat template", answer=TokenizerInfo),
 }

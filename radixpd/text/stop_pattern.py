@@ -17,7 +17,7 @@ from typing import Any
 __all__ = ["MAX_PATTERN", "MAX_SPAN", "MAX_STATES", "PatternSearch", "StopPattern", "stop_pattern"]
 
 MAX_PATTERN = 256  # characters of one pattern
-MAX_STATES = 512  # of all patterns of one request
+MAX_STATES = 256  # of all patterns of one request
 MAX_SPAN = 1024  # characters
 MAX_KNOWN = 8192  # answers that a pattern remembers: characters times nodes
 
@@ -39,7 +39,7 @@ PLACES = {"AT_BOUNDARY": BOUNDARY, "AT_NON_BOUNDARY": NO_BOUNDARY, "AT_BEGINNING
 class StopPattern:
     """A compiled pattern, shared by all who use it. Node n is of kind `kinds[n]` and leads to `after[n]`."""
 
-    __slots__ = ("_known", "_tests", "after", "entry", "guarded", "kinds", "source")
+    __slots__ = ("_known", "_tests", "after", "begin", "guarded", "kinds", "source")
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -48,9 +48,11 @@ class StopPattern:
         self._tests: dict[int, str | re.Pattern[str]] = {}  # of nodes that take a character: that character, or a class
         self._known: dict[str, frozenset[int]] = {}
         tree = _parse(source)
-        self.entry = self._build(tree, tree.state.flags, 0)
+        entry = self._build(tree, tree.state.flags, 0)
         self.guarded = any(BOUNDARY <= kind <= LINE_END for kind in self.kinds)
-        if 0 in self._reach(self.entry):
+        self.begin: dict[int, int] = {}  # the threads of a match that begins at 0
+        _enter(self, self.begin, set(), entry, 0)
+        if 0 in self._reach(entry):
             raise ValueError("it matches the empty text, which would end every output at once")
 
     def takers(self, char: str) -> frozenset[int]:
@@ -138,8 +140,7 @@ class PatternSearch:
         self._pattern = pattern
         self._at = 0
         self._before: str | None = None
-        self._threads: dict[int, int] = {}
-        self._enter(self._threads, set(), pattern.entry, 0)
+        self._threads = pattern.begin
 
     @property
     def held(self) -> int:
@@ -153,51 +154,58 @@ class PatternSearch:
         threads: dict[int, int] = {}
         seen: set[int] = set()
         for node, start in self._threads.items():
-            self._enter(threads, seen, node, start, edge=(self._before, char))
-        self._threads = threads
-        return self._accepted()
+            _enter(self._pattern, threads, seen, node, start, edge=(self._before, char))
+        return self._go_on(threads)
 
     def step(self, char: str) -> int:
         """Take a character; characters of the match that ends with it, or 0."""
         pattern, takers = self._pattern, self._pattern.takers(char)
         threads: dict[int, int] = {}
-        seen: set[int] = set()
         if takers:
+            seen: set[int] = set()
             for node, start in self._threads.items():
                 if node in takers:
-                    self._enter(threads, seen, pattern.after[node][0], start)
+                    _enter(pattern, threads, seen, pattern.after[node][0], start)
         self._at += 1
         self._before = char
-        self._enter(threads, seen, pattern.entry, self._at)
-        self._threads = threads
-        return self._accepted()
+        for node in pattern.begin:
+            threads.setdefault(node, self._at)
+        return self._go_on(threads)
 
-    def _accepted(self) -> int:
-        start = self._threads.pop(0, None)
+    def _go_on(self, threads: dict[int, int]) -> int:
+        start = threads.pop(0, None)
+        self._threads = threads
         return 0 if start is None else self._size(start)
 
     def _size(self, start: int) -> int:
         return min(self._at - start, MAX_SPAN)
 
-    def _enter(
-        self, threads: dict[int, int], seen: set[int], node: int, start: int, *, edge: tuple[str | None, str | None] | None = None
-    ) -> None:
-        """Put `node`, and what it leads to without a character, among the threads. A place is judged only with the characters around it
-        (`edge`); until then it waits as a thread."""
-        kinds, after = self._pattern.kinds, self._pattern.after
-        open = [node]
-        while open:
-            node = open.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            kind = kinds[node]
-            if kind == SPLIT:
-                open += after[node]
-            elif kind in (STEP, ACCEPT) or edge is None:
-                threads[node] = start
-            elif _holds(kind, *edge):
-                open += after[node]
+
+def _enter(
+    pattern: StopPattern,
+    threads: dict[int, int],
+    seen: set[int],
+    node: int,
+    start: int,
+    *,
+    edge: tuple[str | None, str | None] | None = None,
+) -> None:
+    """Put `node`, and what it leads to without a character, among the threads. A place is judged only with the characters around it
+    (`edge`); until then it waits as a thread."""
+    kinds, after = pattern.kinds, pattern.after
+    open = [node]
+    while open:
+        node = open.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        kind = kinds[node]
+        if kind == SPLIT:
+            open += after[node]
+        elif kind in (STEP, ACCEPT) or edge is None:
+            threads[node] = start
+        elif _holds(kind, *edge):
+            open += after[node]
 
 
 @lru_cache(maxsize=128)

@@ -137,6 +137,7 @@ async def test_conversations_run_on_their_own_unless_rounds_are_kept(barrier: bo
     records = await run_until_done(clock, driver(clock, server).run(talks(2, 2), [0.0, 0.0], barrier=barrier))
     assert [(record.session, record.turn) for record in records] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert [record.sent for record in records] == sent
+    assert [record.due for record in records] == sent  # waiting for a round is no lateness of the client
 
 
 @pytest.mark.parametrize("barrier", [False, True])

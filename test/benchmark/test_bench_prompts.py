@@ -34,6 +34,18 @@ def test_prompts_cost_no_calls_of_the_tokenizer() -> None:
     assert tokenizer.calls == before
 
 
+def test_words_of_more_tokens_are_left_out() -> None:
+    class Longer(WordTokenizer):
+        """A word with an e in it is two tokens."""
+
+        def encode(self, texts: Sequence[str]) -> list[list[int]]:
+            return [[0] * (1 + len(text.split()) + sum("e" in word for word in text.split())) for text in texts]
+
+    pieces = find_pieces(Longer())
+    assert len(pieces.texts) > 100
+    assert not [text for text in pieces.texts if "e" in text]
+
+
 def test_words_that_grow_together_are_not_taken() -> None:
     class Merging(WordTokenizer):
         """Pairs of words that follow each other in the alphabet are one token."""

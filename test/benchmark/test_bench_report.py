@@ -120,6 +120,8 @@ def test_lines_are_appended(tmp_path: Path) -> None:
         (["--extra-request-body", '{"stream": false}', "--model", "m", "--context-length", "99"], "may not set stream"),
         (["--extra-request-body", '{"sampling_params": 3}', "--model", "m", "--context-length", "99"], "must be an object"),
         (["--port", "1"], "no answer"),
+        (["--base-url", "nonsense"], "see --base-url"),
+        (["--tokenizer", "/nowhere/at/all", "--model", "m", "--context-length", "99"], "/nowhere/at/all"),
     ],
 )
 def test_what_cannot_start_ends_with_one_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

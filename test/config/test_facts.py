@@ -109,3 +109,9 @@ def test_a_container_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for limit, free in (("max", 4096 * 1024), ("5000", 4000), ("500", 0)):
         (tmp_path / "memory.max").write_text(limit)
         assert read_machine_facts().available_memory == free
+
+
+def test_what_the_models_authors_recommend(tmp_path: Path) -> None:
+    recommended = {"temperature": 0.6, "top_p": 0.9, "top_k": None, "do_sample": True, "eos_token_id": 5, "max_length": 20}
+    assert read_model_facts(directory(tmp_path, generation=recommended)).sampling == {"temperature": 0.6, "top_p": 0.9}
+    assert read_model_facts(directory(tmp_path, generation={})).sampling == {}

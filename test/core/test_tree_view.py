@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
-from types import SimpleNamespace
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from core.test_scheduler_sim import World
 
 from radixpd.config.settings import CacheSettings, SchedulerSettings
+from radixpd.core import tree_view
 from radixpd.core.page_hash import token_bytes
 from radixpd.core.prefix_cache import PrefixCache
 from radixpd.core.radix_tree import TreeNode
@@ -18,6 +23,7 @@ from radixpd.core.slots import SlotTable
 from radixpd.core.tree_view import HEAD, OWNERS, CacheView, NodeView, cache_view
 
 SIZE = 4
+PACKAGE = str(Path(tree_view.__file__).parents[1])
 
 
 def _tokens(*pages: int) -> bytes:
@@ -181,15 +187,46 @@ def _check_nodes(view: CacheView, nodes: list[TreeNode]) -> None:
 @pytest.mark.parametrize("reuse", [True, False])
 def test_every_page_has_the_owner_that_is_shown(reuse: bool) -> None:
     owners: set[str] = set()
-    for seed in range(4):
+    for seed in range(3):
         world = Watched(
             SchedulerSettings(max_running_requests=5, chunked_prefill_size=16),
             CacheSettings(page_size=SIZE, disable_radix_cache=not reuse),
             pages=40,
             seed=seed,
         )
-        for _ in range(150):
+        for _ in range(80):
             world.move(arrivals=True)
         world.finish()
         owners |= world.owners
     assert owners == set(OWNERS)
+
+
+def _lines(call: Callable[[], object]) -> int:
+    """How many of our own lines a call runs (the garbage collector may run others' meanwhile)."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace if PACKAGE in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_the_work_does_not_grow_with_the_tree(length: int) -> None:
+    work = []
+    for leaves in (60, 300):
+        cache = PrefixCache(leaves * length, SIZE)
+        for leaf in range(leaves):
+            _store(cache, _tokens(*[leaf] * length))
+        table = _table()
+        work.append(_lines(lambda cache=cache, table=table: cache_view(cache, table, limit=25, cells=10)))
+    assert work[0] == work[1]
+    assert work[0] < 25 * 80

@@ -16,11 +16,16 @@ import schemathesis
 from contract import EXCUSES, Contract
 from e2e.servers import Server
 from schemathesis.config import SchemathesisConfig
+from schemathesis.core import NotSet
 from schemathesis.engine import Status, events, from_schema
 
 __all__ = ["Tally", "fuzz"]
 
-UNDONE_BY = {"/pause_generation": "/continue_generation"}
+# Orders that would change what comes after them, and what takes them back.
+UNDONE_BY: dict[str, tuple[str, Any]] = {
+    "/pause_generation": ("/continue_generation", None),
+    "/configure_logging": ("/configure_logging", {"log_level": "info", "log_requests": False}),
+}
 ANY_4XX = ["400", "401", "404", "405", "413", "415"]
 SECONDS = 120  # for one answer
 
@@ -31,6 +36,7 @@ class Tally:
 
     seed: int
     requests: int = 0
+    strays: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
     good: dict[str, Counter[int]] = field(default_factory=dict)
     bad: dict[str, Counter[int]] = field(default_factory=dict)
@@ -42,6 +48,7 @@ class Tally:
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {self.requests} requests, statuses {dict(sorted(self.statuses.items()))}"]
+        lines.append(f"  {self.strays} of them with a method that the document lacks: 405")
         for name in sorted({*self.good, *self.bad}):
             good, bad = (dict(sorted(table.get(name, Counter()).items())) for table in (self.good, self.bad))
             lines.append(f"  {name:32} allowed {good}, forbidden {bad}")
@@ -56,8 +63,8 @@ def fuzz(server: Server, *, seed: int, examples: int, coverage: bool) -> Tally:
 
     @schema.hook("after_call")  # type: ignore[untyped-decorator]
     def undo(context: Any, case: Any, response: Any) -> None:
-        if (path := UNDONE_BY.get(case.operation.path)) is not None:
-            server.post(path)
+        if (order := UNDONE_BY.get(case.operation.path)) is not None:
+            assert server.post(*order).status == 200
 
     for event in from_schema(schema).execute():
         if isinstance(event, events.ScenarioFinished):
@@ -95,14 +102,17 @@ def _judge(recorder: Any, contract: Contract, tally: Tally) -> None:
     for id, interaction in recorder.interactions.items():
         case, response = recorder.cases[id].value, interaction.response
         name = f"{case.method} {case.operation.path}"
-        example = f"{case.method} {interaction.request.uri} {_shown(case.body)}"
+        example = f"{case.method} {interaction.request.uri} {dict(case.headers or {})} {_shown(case.body)}"
         tally.requests += 1
         if response is None:
             tally.fail(f"{name}: no answer", example)
             continue
         allowed = case.meta is None or case.meta.generation.mode.is_positive
         tally.statuses[response.status_code] += 1
-        (tally.good if allowed else tally.bad).setdefault(name, Counter())[response.status_code] += 1
+        if case.method.lower() in contract.document["paths"][case.operation.path]:
+            (tally.good if allowed else tally.bad).setdefault(name, Counter())[response.status_code] += 1
+        else:
+            tally.strays += 1
         example += f" -> {response.status_code} {response.content[:500]!r}"
         for check in recorder.checks.get(id, ()):
             if check.status is Status.FAILURE:
@@ -127,6 +137,8 @@ def _hold(case: Any, response: Any, contract: Contract, *, allowed: bool) -> Non
 
 
 def _shown(body: Any) -> str:
+    if isinstance(body, NotSet):
+        return ""
     try:
         return json.dumps(body)[:2000]
     except TypeError:

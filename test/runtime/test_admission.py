@@ -36,6 +36,22 @@ def test_the_default_limit_is_at_least_the_minimum() -> None:
         ask({"min_new_tokens": 200, "max_new_tokens": 128})
 
 
+def test_a_default_gives_way_to_what_a_request_says() -> None:
+    defaults = Sampling(max_new_tokens=40, min_new_tokens=20, temperature=0.5, sampling_seed=4)
+
+    def params(**sampling):
+        return admit("text", sampling, {}, limits=LIMITS, names={}, defaults=defaults).params
+
+    assert (params().max_new_tokens, params().min_new_tokens, params().temperature, params().seed) == (40, 20, 0.5, 4)
+    assert (params(max_new_tokens=10).max_new_tokens, params(max_new_tokens=10).min_new_tokens) == (10, 10)
+    assert params(min_new_tokens=50).max_new_tokens == 50
+    assert (params(temperature=None).temperature, params(seed=7).seed, params(seed=7, sampling_seed=7).seed) == (0.5, 7, 7)
+    with pytest.raises(BadRequest, match="seed and sampling_seed mean the same"):
+        params(seed=7, sampling_seed=8)
+    with pytest.raises(BadRequest, match="min_new_tokens must be at most"):
+        params(max_new_tokens=10, min_new_tokens=11)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"])
 def test_no_number_is_infinite(name, value) -> None:

@@ -76,3 +76,19 @@ def test_the_log_names_the_process_and_keeps_to_its_level() -> None:
     (line,) = err.splitlines()
     assert line.startswith("[")
     assert line.endswith(" x] WARNING seen")
+
+
+def test_a_warning_of_a_library_has_the_format_too() -> None:
+    _, _, err = run(
+        "import warnings\nchild.begin('x')\nwarnings.warn('careful')", record=json.dumps(RECORD | {"log_format": "json"}) + "\n"
+    )
+    (line,) = err.splitlines()
+    assert json.loads(line)["process"] == "x"
+    assert "UserWarning: careful" in json.loads(line)["message"]
+
+
+def test_a_process_is_named_and_a_crash_of_native_code_shows_where_it_was() -> None:
+    code, out, err = run("child.begin('x')\nprint(open('/proc/self/comm').read(), flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)")
+    assert code == -signal.SIGSEGV
+    assert out.strip() == "radixpd-x"
+    assert "Fatal Python error: Segmentation fault" in err

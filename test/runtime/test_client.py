@@ -21,7 +21,7 @@ class Recorded:
     """Stands in for an output: keeps what the client routes to it."""
 
     def __init__(self, rid):
-        self.rid, self.ids, self.finish, self.failure, self.settled = rid, [], None, None, 0
+        self.rid, self.group, self.ids, self.finish, self.failure, self.settled = rid, "group", [], None, None, 0
 
     def start(self, effect):
         pass
@@ -65,9 +65,11 @@ async def test_the_first_load_means_ready(pair) -> None:
 async def test_many_requests_each_get_their_tokens(pair) -> None:
     client, _ = pair
     outputs = [output for index in range(100) for output in submit(client, f"a{index}", f"b{index}", tokens=50)]
+    assert client.groups == {"group": {output.rid for output in outputs}}
     await asyncio.wait_for(client.idle(), 20)
     assert all(output.ids == [index % 3 for index in range(50)] and output.finish.kind == "length" for output in outputs)
     assert client.outputs == {}
+    assert client.groups == {}
     assert client.unstarted == set()
 
 
@@ -94,6 +96,7 @@ async def test_failure_reaches_outputs_questions_and_later_requests(pair) -> Non
     with pytest.raises(EngineFailed, match="gone"):
         await question
     assert output.failure == "gone"
+    assert client.groups == {}
     client.fail("again")
     assert client.failure == "gone"
     with pytest.raises(EngineFailed, match="gone"):

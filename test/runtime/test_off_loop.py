@@ -9,7 +9,8 @@ import threading
 
 import pytest
 
-from radixpd.runtime.off_loop import in_thread
+from radixpd.runtime import off_loop
+from radixpd.runtime.off_loop import Pace, in_thread
 
 
 async def test_values_and_errors_come_back() -> None:
@@ -39,3 +40,20 @@ asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
     assert (done.stdout, done.returncode) == ("late\n", 0)
+
+
+async def test_a_long_loop_lets_others_run_only_when_its_time_is_over(monkeypatch) -> None:
+    others = 0
+
+    def other() -> None:
+        nonlocal others
+        others += 1
+
+    pace, loop = Pace(), asyncio.get_running_loop()
+    loop.call_soon(other)
+    monkeypatch.setattr(off_loop, "SLICE", 1e9)
+    await pace.breathe()
+    assert others == 0
+    monkeypatch.setattr(off_loop, "SLICE", -1)
+    await pace.breathe()
+    assert others == 1

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,10 +51,18 @@ def start(tmp_path: Path) -> Iterator[Start]:
     hosts: list[Host] = []
 
     def launch(
-        fake: str = "", *, drain: float = 60, fail_grace: float = 3, drain_grace: float = 10, repeat: float = 60, wait: bool = True
+        fake: str = "",
+        *,
+        drain: float = 60,
+        fail_grace: float = 3,
+        drain_grace: float = 10,
+        repeat: float = 60,
+        watchdog: int = 0,
+        soft: int = 0,
+        wait: bool = True,
     ) -> Host:
         process = subprocess.Popen(
-            [sys.executable, "-m", "host", str(drain), str(fail_grace), str(drain_grace), str(repeat)],
+            [sys.executable, "-m", "host", *map(str, (drain, fail_grace, drain_grace, repeat, watchdog, soft))],
             env={**os.environ, "PYTHONPATH": f"{ROOT}:{FAKES}", "FAKE": fake, "TMPDIR": str(tmp_path)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
@@ -211,7 +220,65 @@ def test_sigusr2_dumps_the_stack_and_kills_nobody(start: Start) -> None:
     host.process.terminate()
     code, _, err = host.end()
     assert code == 0
+    assert f"stack of the runner process (pid {host.pids['runner']})" in err
     assert "fake_worker.py" in err
+
+
+@pytest.mark.parametrize("name", CHILDREN)
+def test_a_child_that_stands_still_shows_every_stack_and_ends_the_group(start: Start, name: str) -> None:
+    host = start(watchdog=8)
+    os.kill(host.pids[name], signal.SIGSTOP)
+    code, out, err = host.end()
+    assert code == 1
+    assert host.children_are_gone(0)
+    assert f"the {name} process has not answered for 2 s (--watchdog-timeout); ending the server" in err
+    for each in CHILDREN:
+        state = "stopped" if each == name else "sleeping"
+        assert f"stack of the {each} process (pid {host.pids[each]}, {state} when asked):" in err
+    assert err.count("most recent call first") >= len(CHILDREN)
+    # The API too: woken to dump its stack, it reads what it is told.
+    assert f"told the {name} process has not answered for 2 s (--watchdog-timeout)" in out
+
+
+def test_a_child_may_report_that_another_one_is_stuck(start: Start) -> None:
+    host = start()
+    (host.directory / "report").touch()
+    code, out, err = host.end()
+    assert code == 1
+    assert "told the runner process does nothing" in out
+    assert err.count("stack of the ") == len(CHILDREN)
+
+
+def test_the_soft_watchdog_shows_stacks_and_ends_nothing(start: Start) -> None:
+    host = start(watchdog=60, soft=6)
+    assert host.process.stderr is not None
+    os.kill(host.pids["scheduler"], signal.SIGSTOP)
+    seen = ""
+    while "fake_api.py" not in seen or "fake_worker.py" not in seen:
+        seen += read_line(host.process, host.process.stderr)
+    assert "the scheduler process has not answered for 1.5 s (--soft-watchdog-timeout); stacks follow" in seen
+    assert f"stack of the scheduler process (pid {host.pids['scheduler']}" not in seen  # it stays as it was put
+    os.kill(host.pids["scheduler"], signal.SIGCONT)
+    while f"stack of the scheduler process (pid {host.pids['scheduler']}, stopped when asked)" not in seen:
+        seen += read_line(host.process, host.process.stderr)
+    host.process.terminate()
+    assert host.end()[0] == 0
+
+
+def test_a_pause_of_the_whole_group_is_nobodys_silence(start: Start) -> None:
+    """A container that is paused, a machine that sleeps: everything stands still for longer than the watchdog allows."""
+    host = start(watchdog=8)
+    for pid in (host.process.pid, *host.pids.values()):
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2.5)  # the pause itself
+    for pid in (host.process.pid, *host.pids.values()):
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(0.5)  # what a supervisor needs to be wrong
+    assert host.process.poll() is None
+    host.process.terminate()
+    code, _, err = host.end()
+    assert code == 0
+    assert "has not answered" not in err
 
 
 def test_the_api_alone_holds_the_port(start: Start) -> None:

@@ -45,7 +45,7 @@ from radixpd.runtime.messages import (
     Stop,
     ToRunner,
 )
-from radixpd.runtime.scheduler_process import PAUSED
+from radixpd.runtime.scheduler_process import STANDSTILL
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 20
@@ -382,7 +382,7 @@ def test_a_pause_of_the_whole_machine_is_not_the_runners_fault(start: Start) -> 
     group.generate("a", [1, 2, 3])
     group.pump(lambda: bool(group.held))
     group.process.send_signal(signal.SIGSTOP)
-    time.sleep(PAUSED + 0.5)  # the pause itself
+    time.sleep(STANDSTILL + 0.5)  # the pause itself
     os.read(group.signs, 65536)
     group.process.send_signal(signal.SIGCONT)
     signs = b""

@@ -79,3 +79,18 @@ def test_a_long_tmpdir_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 100)
     with pytest.raises(ConfigError, match="TMPDIR"), private_directory():
         pass
+
+
+@pytest.mark.parametrize("flag", ["--crash-dump-folder", "--profile-folder"])
+def test_a_folder_that_cannot_be_is_refused_by_name(tmp_path: Path, flag: str) -> None:
+    (tmp_path / "file").touch()
+    folder = str(tmp_path / "file" / "folder")
+    done = launch("--model-path", "/no/such/model", "--port", "0", flag, folder)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [f"radixpd: error: {flag} {folder}: Not a directory"]
+
+
+def test_folders_are_made_private(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "crashes"
+    assert launch("--model-path", "/no/such/model", "--port", "0", "--crash-dump-folder", str(folder)).returncode == 2
+    assert folder.stat().st_mode & 0o777 == 0o700

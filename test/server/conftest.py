@@ -15,8 +15,16 @@ from server.events import parse_events
 
 from radixpd.runtime.client import Client
 from radixpd.server.app import build_app
+from radixpd.server.connection import Runner
 from radixpd.server.process import build_service, open_service
 from radixpd.server.service import Service
+
+
+class Listening(TestServer):
+    """The application on the real server's kind of connection."""
+
+    async def _make_runner(self, **options: Any) -> Runner:
+        return Runner(self.app, **options)
 
 
 @dataclass
@@ -62,7 +70,7 @@ async def make_api(model_dir: Path, tmp_path: Path) -> AsyncIterator[Callable[..
         engine = FakeEngine(str(links), max_running=max_running)
         engine.taken_in = lambda tokens: client.load.generated_tokens_total >= tokens
         service = build_service(make_resolved(directory, **settings), client)
-        http = TestClient(TestServer(build_app(service)))  # cancels handlers of clients that hang up, as the real server does
+        http = TestClient(Listening(build_app(service)))
         await http.start_server()
         api = Api(http, engine, service)
         made.append(api)

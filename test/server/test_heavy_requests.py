@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from radixpd.runtime import tokenizer_manager
+from radixpd.runtime import admission, tokenizer_manager
 
 
 async def test_a_text_that_can_never_fit_is_not_tokenized(api, monkeypatch) -> None:
@@ -15,9 +15,17 @@ async def test_a_text_that_can_never_fit_is_not_tokenized(api, monkeypatch) -> N
     most = manager.limits.longest * manager.tokenizer.longest_token
     monkeypatch.setattr(manager.tokenizer, "encode", encode)
     for path, body in (("/generate", {"text": "a" * (most + 1)}), ("/v1/completions", {"prompt": "a" * (most + 1)})):
-        answer = await api.post(path, body, status=400)
-        assert answer["error"]["code"] == "context_length_exceeded"
-        assert str(most + 1) in answer["error"]["message"]
+        error = (await api.post(path, body, status=400))["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", next(iter(body)))
+        assert str(most + 1) in error["message"]
+
+
+async def test_a_million_ids_are_counted_and_not_looked_at(api, monkeypatch) -> None:
+    monkeypatch.setattr(admission, "max", None, raising=False)  # the range of the ids is not looked for
+    for path, field in (("/generate", "input_ids"), ("/v1/completions", "prompt")):
+        error = (await api.post(path, {field: [1] * 1_000_000}, status=400))["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+        assert "1000000 in the prompt" in error["message"]
 
 
 async def test_the_longest_text_that_may_fit_is_tokenized(api) -> None:

@@ -156,6 +156,8 @@ async def test_every_answer_is_as_described(api) -> None:
                 status, kind, answered = await answer(api, method, url, body)
                 contract.check(method, path, status, kind, answered)
                 taken |= status == 200
+                if status == 200 and body is not None:
+                    assert contract.allows(contract.body_schema(method, path), body), f"{method} {path} took {body}"
         if "requestBody" in operation:
             status, kind, answered = await answer(api, method, path, [])
             assert status == 400
@@ -166,21 +168,21 @@ async def test_every_answer_is_as_described(api) -> None:
 
 def _urls(operation: Any, path: str) -> list[str]:
     """A path with its parts filled in."""
-    schemas = {parameter["name"]: parameter["schema"] for parameter in operation.get("parameters", []) if parameter["in"] == "path"}
+    schemas = {parameter["name"]: parameter["schema"] for parameter in operation.get("parameters", []) if parameter.get("in") == "path"}
     if not schemas:
         return [path]
     ((name, schema),) = schemas.items()
     return [path.replace(f"{{{name}}}", value) for value in schema.get("enum", ["org/fake", "nope"])]
 
 
-async def test_every_error_is_as_described(api, make_api, monkeypatch) -> None:
-    """413, 415, 499, and what a server says that starts or has failed."""
+async def test_every_error_is_as_described(api, make_api) -> None:
+    """413, 415, and what a server says that starts or has failed."""
     contract = contract_of(api)
     posts = [(method, path) for method, path, operation in contract.operations() if "requestBody" in operation]
-    monkeypatch.setattr(api.http.server.app, "_client_max_size", 10)
+    small = await make_api(server=ServerSettings(max_body_size=1024))
     for method, path in posts:
-        for status, data, kind in ((415, b"text=a", "text/plain"), (413, b'{"a": "' + b"a" * 20 + b'"}', "application/json")):
-            got = await answer(api, method, path, data=data, headers={"content-type": kind})
+        for status, data, kind in ((415, b"text=a", "text/plain"), (413, b'{"a": "' + b"a" * 2000 + b'"}', "application/json")):
+            got = await answer(small, method, path, data=data, headers={"content-type": kind})
             assert got[0] == status, (path, got)
             contract.check(method, path, *got)
     starting = await make_api(opened=False)
@@ -211,14 +213,52 @@ async def test_an_aborted_request_is_as_described(api, path, stream) -> None:
     contract.check("post", path, *got)
 
 
-async def test_keys_are_a_security_scheme(make_api) -> None:
-    locked = await make_api(server=ServerSettings(api_key=(Secret("sesame"),)))
+async def test_keys_are_security_schemes(make_api) -> None:
+    key, admin = {"authorization": "Bearer sesame"}, {"authorization": "Bearer wand"}
+    locked = await make_api(server=ServerSettings(api_key=(Secret("sesame"),), admin_api_key=(Secret("wand"),)))
     contract = contract_of(locked)
-    assert contract.document["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+    kinds = {name: scheme["scheme"] for name, scheme in contract.document["components"]["securitySchemes"].items()}
+    assert kinds == {"key": "bearer", "admin": "bearer", "password": "basic"}
     for method, path, operation in contract.operations():
-        url = _urls(operation, path)[0]
-        status, kind, answered = await answer(locked, method, url, {} if "requestBody" in operation else None)
-        assert (status == 401) == ("security" in operation) == ("401" in operation["responses"]), path
-        contract.check(method, path, status, kind, answered)
-    assert "security" in contract.document["paths"]["/generate"]["post"]
-    assert "security" not in contract.document["paths"]["/health"]["get"]
+        url, body = _urls(operation, path)[0], {} if "requestBody" in operation else None
+        schemes = {name for scheme in operation.get("security", []) for name in scheme}
+        for headers, refusal in (({}, 401 if schemes else None), (key, 403 if "admin" in schemes else None), (admin, None)):
+            status, kind, answered = await answer(locked, method, url, body, headers=headers)
+            assert (status if status in (401, 403) else None) == refusal, (path, headers, answered)
+            contract.check(method, path, status, kind, answered)
+    paths = contract.document["paths"]
+    assert (paths["/generate"]["post"]["security"], "security" in paths["/health"]["get"]) == ([{"key": []}], False)
+    assert (paths["/flush_cache"]["post"]["security"], paths["/"]["get"]["security"]) == ([{"admin": []}], [{"key": []}, {"password": []}])
+
+
+async def test_a_server_without_keys_has_no_security_schemes(api) -> None:
+    document = contract_of(api).document
+    assert "securitySchemes" not in document["components"]
+    assert not any("security" in operation for *_, operation in contract_of(api).operations())
+
+
+async def test_a_deadline_is_as_described(make_api) -> None:
+    hasty = await make_api(server=ServerSettings(request_timeout=0.01))
+    contract = contract_of(hasty)
+    hasty.engine.hold()
+    for method, path, operation in contract.operations():
+        if "504" in operation["responses"]:
+            got = await answer(hasty, method, path, LEAST[path])
+            assert got[0] == 504, got
+            contract.check(method, path, *got)
+    assert "504" in contract.document["paths"]["/generate"]["post"]["responses"]
+    assert "504" not in contract.document["paths"]["/tokenize"]["post"]["responses"]
+
+
+async def test_a_request_id_is_described_and_checked_on_every_route(api) -> None:
+    contract = contract_of(api)
+    parameter = contract.document["components"]["parameters"]["RequestId"]
+    for method, path, operation in contract.operations():
+        assert {"$ref": "#/components/parameters/RequestId"} in operation["parameters"]
+        for value in ("", "a" * 128, "a" * 129, "two words"):
+            valid = contract.allows(parameter["schema"], value)
+            body = of(LEAST, path) if "requestBody" in operation else None
+            got = await answer(api, method, _urls(operation, path)[0], body, headers={parameter["name"]: value})
+            refused = got[0] == 400 and json.loads(got[2])["error"]["param"] == parameter["name"]
+            assert refused == (not valid), (path, got)
+            contract.check(method, path, *got)

@@ -166,6 +166,13 @@ def test_no_match_counts_before_the_least_number_of_tokens(rules):
     assert held.match.kept == 2
 
 
+@pytest.mark.parametrize("rules", [{"stop": ["abab"]}, {"patterns": ["abab"]}])
+def test_a_match_may_begin_inside_one_that_came_too_early(rules):
+    detokenizer = make("ababab", least=6, **rules)
+    assert detokenizer.push(range(6)) == "ab"
+    assert detokenizer.match.kept == 6
+
+
 def test_an_early_match_at_the_end_of_the_text_does_not_count_either():
     early = make(["END"], patterns=[r"END\b"], least=2)
     assert early.push([0]) + early.finish() == "END"

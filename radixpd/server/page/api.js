@@ -24,7 +24,7 @@ function headers(kind) {
 /** One request: GET, or POST with a body. Anything but success is a ServerError. */
 export async function ask(path, { body, signal, kind = "api" } = {}) {
   const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
-  const response = await fetch(path, { ...options, headers: headers(kind), signal, cache: "no-store" });
+  const response = await fetch(path, { ...options, headers: headers(kind), signal, cache: "no-store" }).catch(inPlainWords);
   if (!response.ok) throw new ServerError(await errorText(response), response.status);
   return response;
 }
@@ -32,6 +32,11 @@ export async function ask(path, { body, signal, kind = "api" } = {}) {
 /** As `ask`; the JSON of the answer. */
 export async function askJson(path, options) {
   return (await ask(path, options)).json();
+}
+
+// A connection that fails is a TypeError in each browser's own words.
+function inPlainWords(error) {
+  throw error instanceof TypeError ? new ServerError("there is no connection to the server", 0) : error;
 }
 
 async function errorText(response) {

@@ -68,9 +68,9 @@ export class CacheView {
           "li",
           { "data-owner": owner },
           element("i", { class: `swatch ${owner}` }),
+          `${name} `,
           element("b", {}, count(number)),
-          ` ${name} `,
-          element("span", { class: "soft" }, [percent(number, pages.total), more].filter(Boolean).join(", ")),
+          element("span", { class: "soft" }, ` (${[percent(number, pages.total), more].filter(Boolean).join(", ")})`),
         ),
       ),
     );

@@ -81,9 +81,8 @@ export class Chat {
           times.last = performance.now();
           times.first ||= times.last;
           turn.answer += text;
-          view.write(text);
         }
-        view.figures(times, usage, finish);
+        view.write(text, times, usage, finish);
       }
     } catch (error) {
       if (signal.aborted) finish = "stopped by you";
@@ -110,7 +109,11 @@ export class Chat {
 /** What is on the screen of one turn. */
 class TurnView {
   constructor(turn, model) {
-    this.text = element("div", { class: "text" });
+    this.shown = document.createTextNode("");
+    this.unshown = "";
+    this.latest = [];
+    this.frame = 0;
+    this.text = element("div", { class: "text" }, this.shown);
     this.facts = element("ul", { class: "facts", "aria-label": "Figures of this answer" });
     this.root = element(
       "div",
@@ -123,18 +126,27 @@ class TurnView {
     this.root.scrollIntoView({ block: "end" });
   }
 
-  write(text) {
-    const log = byId("log");
-    const follow = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END;
-    this.text.append(text);
-    if (follow) log.scrollTop = log.scrollHeight;
+  /** Take more text and the figures so far. A fast model writes more often than a screen is drawn: once a frame is enough. */
+  write(text, ...figures) {
+    this.unshown += text;
+    this.latest = figures;
+    this.frame ||= requestAnimationFrame(() => this.#draw());
+  }
+
+  #draw() {
+    this.frame = 0;
+    this.#keepingEndInSight(() => {
+      this.shown.appendData(this.unshown);
+      this.#figures(...this.latest);
+    });
+    this.unshown = "";
   }
 
   fail(message) {
-    this.text.after(element("p", { class: "error", role: "alert" }, message));
+    this.#keepingEndInSight(() => this.text.after(element("p", { class: "error", role: "alert" }, message)));
   }
 
-  figures(times, usage, finish) {
+  #figures(times, usage, finish) {
     const facts = times.first ? [["TTFT", `${((times.first - times.sent) / 1000).toFixed(2)} s`]] : [];
     const rate = ((usage?.completion_tokens ?? 0) - 1) / ((times.last - times.first) / 1000);
     if (Number.isFinite(rate) && rate > 0) facts.push(["tokens/s", rate < 10 ? rate.toFixed(1) : rate.toFixed(0)]);
@@ -146,8 +158,10 @@ class TurnView {
     this.facts.replaceChildren(...facts.map(([name, value]) => element("li", { "data-fact": name }, `${name} `, element("b", {}, value))));
   }
 
-  end(times, usage, finish) {
-    this.figures(times, usage, finish);
+  end(...figures) {
+    cancelAnimationFrame(this.frame);
+    this.latest = figures;
+    this.#draw();
     this.root.removeAttribute("aria-busy");
   }
 
@@ -160,9 +174,13 @@ class TurnView {
   }
 
   #add(shown) {
+    this.#keepingEndInSight(() => this.facts.after(shown));
+  }
+
+  #keepingEndInSight(change) {
     const log = byId("log");
     const follow = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END;
-    this.facts.after(shown);
+    change();
     if (follow) log.scrollTop = log.scrollHeight;
   }
 }

@@ -62,6 +62,7 @@ async function watchHealth() {
 async function send() {
   const input = byId("input");
   const text = input.value;
+  if (!chat) open(); // somebody has closed the question for a key
   if (!chat || chat.running || !text.trim()) return;
   input.value = "";
   const mine = chat;

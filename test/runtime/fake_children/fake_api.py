@@ -8,6 +8,7 @@ import socket
 import sys
 
 from radixpd.runtime import child
+from radixpd.runtime.watchdog import Pulse
 
 
 def say(line: str) -> None:
@@ -27,10 +28,15 @@ def body(launch: child.Launch) -> int:
     signal.set_wakeup_fd(waker.fileno())
     signal.signal(signal.SIGTERM, lambda *_: None)
     listening = socket.socket(fileno=launch.listen_fd)
+    pulse = Pulse(launch.watch_fd)
+    pulse.beat()
     say(f"api {os.getpid()} {listening.getsockname()[1]}")
     told_to_stop = 0
     while True:
-        ready, _, _ = select.select([woken, child.CONTROL_FD], [], [])
+        ready, _, _ = select.select([woken, child.CONTROL_FD], [], [], 0.1)
+        pulse.beat()
+        if not ready:
+            continue
         if woken in ready:
             woken.recv(100)
             say("draining")

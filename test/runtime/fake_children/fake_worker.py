@@ -6,6 +6,7 @@ import sys
 
 from radixpd.errors import ConfigError
 from radixpd.runtime import child
+from radixpd.runtime.watchdog import Pulse
 
 
 def say(line: str) -> None:
@@ -23,8 +24,18 @@ def body(launch: child.Launch) -> int:
         raise RuntimeError("a bug")
     inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     inbox.bind(f"{launch.directory}/{name}")
+    inbox.settimeout(0.1)
+    pulse = Pulse(launch.watch_fd)
+    pulse.beat()
     say(f"{name} {os.getpid()}")
-    assert inbox.recv(100) == b"shutdown"
+    while True:
+        try:
+            assert inbox.recv(100) == b"shutdown"
+            break
+        except TimeoutError:
+            pulse.beat()
+        if os.path.exists(f"{launch.directory}/report"):
+            pulse.stuck("the runner process does nothing")
     if name == "scheduler":
         inbox.sendto(b"shutdown", f"{launch.directory}/runner")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,16 +133,61 @@ async def test_a_look_is_renewed(api: Api, monkeypatch: pytest.MonkeyPatch) -> N
     assert len((await _look(api))["nodes"]) == 1
 
 
-@pytest.mark.parametrize(("keys", "shown"), [((), True), (("one",), True), (("one", "two"), False)])
-async def test_texts_are_left_out_where_several_keys_share_a_server(make_api, keys: tuple[str, ...], shown: bool) -> None:
-    api = await make_api(server=ServerSettings(api_key=tuple(Secret(key) for key in keys)))
+def _secrets(*keys: str) -> tuple[Secret, ...]:
+    return tuple(map(Secret, keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "admin", "shown"),
+    [((), (), True), (("one",), (), True), (("one", "two"), (), False), (("one", "two"), ("root",), True), ((), ("root",), True)],
+)
+async def test_texts_are_left_out_where_several_keys_share_a_server(make_api, keys: Any, admin: Any, shown: bool) -> None:
+    api = await make_api(server=ServerSettings(api_key=_secrets(*keys), admin_api_key=_secrets(*admin)))
     _show(api, _node(head=_head(api, "somebody's secret")))
-    seen = await _look(api, headers={"Authorization": f"Bearer {keys[-1]}"} if keys else {})
+    used = [*keys, *admin]
+    seen = await _look(api, headers={"Authorization": f"Bearer {used[-1]}"} if used else {})
     assert seen["texts"] is shown
     (node,) = seen["nodes"]
     assert node["preview"] == ("somebody's secret" if shown else None)
     assert (node["head"] is not None) is shown
     assert node["tokens"] == 32
+
+
+async def test_where_there_is_an_admin_key_others_see_nothing(make_api) -> None:
+    api = await make_api(server=ServerSettings(api_key=_secrets("one"), admin_api_key=_secrets("root")))
+    response = await api.http.get("/cache_tree", headers={"Authorization": "Bearer one"})
+    assert response.status == 403
+    assert "admin key" in (await response.json())["error"]["message"]
+
+
+def _basic(name: str, password: str) -> str:
+    return "Basic " + b64encode(f"{name}:{password}".encode()).decode()
+
+
+async def test_a_browser_opens_the_page_with_a_password_and_nothing_else(make_api) -> None:
+    api = await make_api(server=ServerSettings(api_key=_secrets("one", "two")))
+    paths = ("/", "/page/page.js")
+    for password, status in (("one", 200), ("two", 200), ("three", 401), ("", 401)):
+        for path in paths:
+            response = await api.http.get(path, headers={"Authorization": _basic("anybody", password)})
+            assert response.status == status
+    for header in (
+        "Basic",
+        "Basic one",
+        "Basic !!!",
+        "Basic " + b64encode(b"one").decode(),
+        "Basic " + b64encode(b"\xff:one").decode(),
+        "",
+    ):
+        response = await api.http.get("/", headers={"Authorization": header})
+        assert response.status == 401
+        assert response.headers["WWW-Authenticate"].startswith("Basic realm=")
+    for route in api.http.app.router.routes():
+        path = str(route.resource.canonical).replace("{name}", "page.js").replace("{model}", "fake")
+        if path not in (*paths, "/health"):
+            response = await api.http.request(route.method, path, headers={"Authorization": _basic("anybody", "one")})
+            assert response.status == 401, path
+            assert response.headers["WWW-Authenticate"] == "Bearer"
 
 
 async def test_before_the_engine_is_ready_it_is_a_503(make_api) -> None:
