@@ -1,0 +1,352 @@
+"""Handoffs one by one: who says what, what is kept from whom, and which words the errors have."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from core.test_handoff_sim import LIMITS, P, Pair
+from core.test_scheduler_sim import EOS, Asked
+from fakes import continuation
+
+from radixpd.core.handoff import (
+    Arrived,
+    CancelRoom,
+    Drained,
+    Landed,
+    NotNeeded,
+    PeerAbort,
+    PeerLost,
+    PeerMessage,
+    Quiet,
+    Renew,
+    Reserve,
+    Room,
+    TicketDone,
+)  # fmt: skip
+from radixpd.core.request import SamplingParams
+from radixpd.core.step import Send
+
+PROMPT = np.arange(8, 29, dtype=np.int32)  # 21 tokens: two pages of 8 and a part
+
+
+def pair(**case: Any) -> Pair:
+    usual = {
+        "page": 8, "p_tokens": 512, "d_tokens": 512, "slots": 8, "chunk": 16, "overlap": True, "reuse": True, "faults": False,
+        "fallback": False,
+    }  # fmt: skip
+    return Pair(usual | case, random.Random(1))
+
+
+def ask(side: Any, room: Room | None, prompt: np.ndarray = PROMPT, *, name: str = "", **params: Any) -> None:
+    wish = SamplingParams(**{"max_new_tokens": 5, "ignore_eos": True, **params})
+    rids = tuple(f"{name or (room.number if room else 'solo')}-{index}" for index in range(wish.n))
+    for index, rid in enumerate(rids):
+        side.asked[rid] = Asked(prompt, wish, index, b"")
+    side.scheduler.arrive(rids, prompt, wish, room=room)
+
+
+def said(side: Any) -> list[PeerMessage]:
+    """What the brain has said to its peers since the last look."""
+    side._collect()
+    messages, side.peer = [message for _, message in side.peer], []
+    return messages
+
+
+def ordered(side: Any) -> list[Any]:
+    side._collect()
+    orders, side.orders = side.orders, []
+    return orders
+
+
+def step(side: Any, now: float = 0.0) -> list[Send]:
+    """One whole step; the sends of its plan."""
+    side.now = now
+    side.plan()
+    sends, side.planned = side.planned, []
+    side.run()
+    side.apply()
+    return sends
+
+
+def reserved(world: Pair, number: int = 1) -> Reserve:
+    """Decode has asked for a room."""
+    ask(world.d, Room(number, P))
+    world.d.scheduler.plan(0.0, 0)
+    found = said(world.d)
+    assert isinstance(found[0], Reserve)
+    return found[0]
+
+
+def test_decode_reserves_all_pages_and_prefill_sends_them_as_they_fill() -> None:
+    world = pair()
+    message = reserved(world)
+    assert (message.room, message.prompt_tokens, message.skip, len(message.pages)) == (1, 21, 0, 3)
+    ask(world.p, Room(1))
+    world.p.scheduler.receive(message, "d", 0.0)
+    first, second = step(world.p), step(world.p)
+    assert [len(send.source) for send in (*first, *second)] == [2, 1], "whole pages with the chunk that fills them, the rest with the last"
+    assert np.concatenate([send.target for send in (*first, *second)]).tolist() == message.pages.tolist()
+    arrived = said(world.p)
+    assert [type(each) for each in arrived] == [Arrived]
+    assert arrived[0].tokens.tolist() == continuation(PROMPT, SamplingParams(), count=1)
+    assert arrived[0].share.computed == 21
+
+
+def test_what_decode_has_is_not_sent() -> None:
+    world = pair()
+    ask(world.d, None, PROMPT[:17])
+    for _ in range(9):
+        step(world.d)
+    ask(world.d, Room(1, P))
+    world.d.scheduler.plan(0.0, 0)
+    message = said(world.d)[0]
+    assert isinstance(message, Reserve)
+    assert (message.skip, len(message.pages)) == (16, 1)
+    ask(world.p, Room(1))
+    world.p.scheduler.receive(message, "d", 0.0)
+    sends = step(world.p) + step(world.p)
+    assert [send.target.tolist() for send in sends] == [message.pages.tolist()]
+
+
+def test_what_prefill_has_is_ready_at_once() -> None:
+    world = pair()
+    ask(world.p, None, PROMPT)
+    for _ in range(9):
+        step(world.p)
+    message = reserved(world)
+    ask(world.p, Room(1))
+    world.p.scheduler.receive(message, "d", 0.0)
+    (send,) = step(world.p)
+    assert (len(send.source), send.ready) == (3, 2)
+
+
+def test_a_wholly_cached_prompt_is_not_needed() -> None:
+    world = pair()
+    ask(world.d, None, PROMPT)
+    for _ in range(9):
+        step(world.d)
+    ask(world.d, Room(1, P), PROMPT[:20])
+    world.d.scheduler.plan(0.0, 0)
+    assert said(world.d) == [NotNeeded(1)]
+    ask(world.p, Room(1))
+    world.p.scheduler.receive(NotNeeded(1), "d", 0.0)
+    world.p._collect()
+    assert world.p.asked["1-0"].ends[0].finish.kind == "length"
+
+
+def test_not_needed_may_come_before_the_body() -> None:
+    world = pair()
+    world.p.scheduler.receive(NotNeeded(1), "d", 0.0)
+    ask(world.p, Room(1))
+    world.p._collect()
+    assert world.p.asked["1-0"].ends[0].finish.kind == "length"
+
+
+@pytest.mark.parametrize("first", ["arrived", "landed"])
+def test_decode_starts_when_token_and_bytes_are_there(first: str) -> None:
+    world = pair()
+    reserved(world)
+    d = world.d.scheduler
+    news = {"arrived": Arrived(1, np.array([9], dtype=np.int32)), "landed": Landed(1)}
+    d.receive(news.pop(first), P if first == "arrived" else "", 0.0)
+    assert not world.d.plan()
+    (name, last), *_ = news.items()
+    d.receive(last, P if name == "arrived" else "", 0.0)
+    assert world.d.plan()
+    world.d._collect()
+    assert world.d.asked["1-0"].tokens == [9]
+
+
+def test_pd_18_a_first_token_that_ends_the_output() -> None:
+    world = pair()
+    ask(world.d, Room(1, P), ignore_eos=False, n=2)
+    world.d.scheduler.plan(0.0, 0)
+    said(world.d)
+    world.d.scheduler.receive(Arrived(1, np.array([EOS, 9], dtype=np.int32)), P, 0.0)
+    world.d.scheduler.receive(Landed(1), "", 0.0)
+    world.d.plan()
+    world.d._collect()
+    assert world.d.asked["1-0"].ends[0].finish.matched == EOS
+    assert not world.d.asked["1-1"].ends
+    world.d.check()
+
+
+def test_a_peer_is_told_of_pages_only_when_no_own_step_writes_there() -> None:
+    world = pair(d_tokens=64, slots=2, reuse=False)
+    ask(world.d, None, PROMPT, max_new_tokens=30)
+    step(world.d)
+    step(world.d)
+    world.d.plan()  # in flight: it writes into pages that the abort gives back
+    world.d.scheduler.abort("solo-0", "gone", 499)
+    ask(world.d, Room(1, P))
+    world.d.plan()
+    assert said(world.d) == []
+    world.d.run()
+    world.d.apply()
+    world.d.plan()
+    assert [type(each) for each in said(world.d)] == [Reserve]
+
+
+def test_pd_02_pages_under_a_writer_are_nobodys_until_it_is_quiet() -> None:
+    world = pair()
+    reserved(world)
+    world.d.scheduler.abort("1-0", "gone", 499)
+    assert [type(each) for each in said(world.d)] == [PeerAbort]
+    assert ordered(world.d)[-1] == CancelRoom(1)
+    cache = world.d.scheduler.cache
+    assert cache.quarantined_pages == 3
+    assert cache.available == cache.allocator.pages - 3
+    world.d.check()
+    world.d.scheduler.receive(Drained(1), "somebody else", 0.0)
+    assert cache.quarantined_pages == 3
+    world.d.scheduler.receive(Drained(1), P, 0.0)
+    assert cache.available == cache.allocator.pages
+
+
+def test_quarantine_is_asked_about_again_and_ends_with_the_peer() -> None:
+    world = pair()
+    reserved(world)
+    world.d.scheduler.abort("1-0", "gone", 499)
+    said(world.d)
+    world.d.scheduler.plan(1.0, 0)
+    world.d.scheduler.plan(1.1, 0)
+    world.d.scheduler.plan(2.0, 0)
+    assert [type(each) for each in said(world.d)] == [PeerAbort, PeerAbort]
+    world.d.scheduler.receive(PeerLost(P, "killed"), "", 0.0)
+    assert world.d.scheduler.cache.quarantined_pages == 0
+
+
+def test_a_peer_that_holds_too_many_pages_in_quarantine_gets_no_more() -> None:
+    world = pair(d_tokens=64, slots=4)  # 8 pages, of which a quarter may be quarantined
+    reserved(world)
+    world.d.scheduler.abort("1-0", "gone", 499)
+    said(world.d)
+    ask(world.d, Room(2, P))
+    world.d.scheduler.plan(0.0, 0)
+    assert NotNeeded(2) in said(world.d)
+
+
+def test_prefill_says_drained_only_after_its_mover() -> None:
+    world = pair()
+    message = reserved(world)
+    ask(world.p, Room(1))
+    p = world.p.scheduler
+    p.receive(message, "d", 0.0)
+    step(world.p)
+    p.receive(PeerAbort(1, "client gone", 499), "d", 0.0)
+    assert said(world.p) == []
+    assert ordered(world.p) == [CancelRoom(1)]
+    assert world.p.asked["1-0"].ends[0].finish.status == 499
+    p.receive(Quiet(1), "", 0.0)
+    assert said(world.p) == [Drained(1)]
+    p.receive(PeerAbort(1, "asked again", 499), "d", 0.0)
+    assert said(world.p) == [Drained(1)]
+
+
+def test_a_failed_ticket_tells_the_peer_and_ends_the_leg() -> None:
+    world = pair()
+    message = reserved(world)
+    ask(world.p, Room(1))
+    world.p.scheduler.receive(message, "d", 0.0)
+    (send,) = step(world.p)
+    world.p.scheduler.receive(TicketDone(send.ticket, "connection cut"), "", 0.0)
+    (told,) = said(world.p)
+    assert isinstance(told, PeerAbort)
+    assert "connection cut" in told.reason
+    assert world.p.asked["1-0"].ends[0].finish.status == 502
+    world.d.scheduler.receive(told, P, 0.0)
+    world.d._collect()
+    assert "connection cut" in world.d.asked["1-0"].ends[0].finish.message
+
+
+def test_pages_that_the_tree_has_already_are_kept_while_a_mover_reads_them() -> None:
+    world = pair(chunk=64)
+    message = reserved(world)
+    ask(world.p, None)  # computes the same pages, and its copies get into the tree first
+    ask(world.p, Room(1))
+    p = world.p.scheduler
+    p.receive(message, "d", 0.0)
+    (send,) = step(world.p)
+    world.p.check()
+    assert p.holdings.spares["1-0"]
+    assert not p.cache.allocator.free_map()[send.source].any()
+    p.receive(TicketDone(send.ticket), "", 0.0)
+    world.p._collect()
+    assert world.p.asked["1-0"].ends
+    assert p.cache.allocator.free_map()[send.source[:2]].all()
+
+
+def test_pd_08_a_live_room_is_refused_twice_and_a_dead_one_stays_dead() -> None:
+    world = pair()
+    reserved(world)
+    ask(world.d, Room(1, "other:1"), name="again")
+    world.d._collect()
+    assert "bootstrap_room 1 is in use" in world.d.asked["again-0"].ends[0].finish.message
+    world.p.scheduler.receive(PeerAbort(5, "never mind", 499), "d", 0.0)
+    said(world.p)
+    world.p.scheduler.receive(Reserve(5, 21, 0, np.arange(3), 2.0), "d", 0.1)
+    assert [type(each) for each in said(world.p)] == [PeerAbort]
+
+
+def test_both_values_of_a_mismatch_are_named() -> None:
+    world = pair()
+    ask(world.p, Room(1))
+    world.p.scheduler.receive(Reserve(1, 99, 0, np.arange(13), 2.0), "d", 0.0)
+    (told, _) = said(world.p)
+    assert isinstance(told, PeerAbort)
+    assert "21 tokens" in told.reason
+    assert "99" in told.reason
+
+
+def test_pd_20_errors_of_waiting_name_phase_limit_and_option() -> None:
+    world = pair()
+    ask(world.p, Room(1))
+    world.p.scheduler.plan(LIMITS.body + 1, 0)
+    world.p._collect()
+    message = world.p.asked["1-0"].ends[0].finish.message
+    assert message == "no decode server reserved room 1 within 3 s (--disaggregation-bootstrap-timeout of the prefill server)"
+    reserved(world, 2)
+    world.d.scheduler.plan(LIMITS.transfer + 1, 0)
+    world.d._collect()
+    finish = world.d.asked["2-0"].ends[0].finish
+    assert finish.status == 504
+    assert "first token and KV of room 2 did not come from prefill:1 within 4 s (--disaggregation-transfer-timeout)" in finish.message
+
+
+def test_pd_19_a_room_that_nobody_renews_is_dropped_before_anything_is_sent() -> None:
+    world = pair(chunk=16)
+    message = reserved(world)
+    ask(world.p, Room(1))
+    world.p.scheduler.receive(message, "d", 0.0)
+    world.p.scheduler.receive(Renew(1, 2.0), "d", 1.9)
+    world.p.scheduler.role.tick(3.8)
+    assert not world.p.asked["1-0"].ends
+    world.p.scheduler.role.tick(4.0)
+    world.p._collect()
+    assert world.p.asked["1-0"].ends
+    assert world.p.scheduler.load().request_pages == 0
+
+
+def test_with_fallback_a_lost_peer_costs_time_not_answers() -> None:
+    world = pair(fallback=True)
+    reserved(world)
+    world.d.scheduler.receive(PeerLost(P, "killed"), "", 0.0)
+    for _ in range(12):
+        step(world.d)
+        world.d._collect()
+    world.d._check_tokens("1-0", world.d.asked["1-0"], world.d.asked["1-0"].ends[0])
+
+
+def test_strangers_change_nothing_and_are_counted() -> None:
+    world = pair()
+    message = reserved(world)
+    ask(world.p, Room(1))
+    p = world.p.scheduler
+    p.receive(message, "d", 0.0)
+    for stranger in (NotNeeded(1), PeerAbort(1, "evil"), Renew(1, 99.0)):
+        p.receive(stranger, "mallory", 0.0)
+    assert p.role.strangers == 3  # type: ignore[attr-defined]
+    assert not world.p.asked["1-0"].ends
