@@ -1,8 +1,8 @@
 """Decode's end of the control link: one connection to one prefill server, kept for as long as anybody wants it.
 
 Until the handshake is done messages wait, with a deadline; a peer that does not fit or does not answer is marked, requests for it fail
-at once until the mark expires, and it is tried again. Invariant: an unauthenticated frame can cause a new handshake and nothing else. A
-session ends only when the peer itself no longer knows it. Called by `peers`.
+at once until the mark expires, and it is tried again. Invariant: an unauthenticated frame can cause a new handshake and nothing else, and
+while a session is in use not even that: it ends only when the peer no longer knows it. Called by `peers`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Call:
     def send(self, message: PeerMessage, now: float) -> Iterator[Event]:
         """Send or keep; yields what the own brain must hear instead."""
         self._used = now
-        if self.line is not None:
+        if self.line is not None and self.line.offers is not None:
             yield from self.line.post(message, self._put, now)
         elif self._mark and now < self._marked_until:
             yield from bounce(self.peer, message, self._mark, sent=False)
@@ -128,12 +128,17 @@ class Call:
             case Sealed():
                 if self.line is None or frame.session != self.line.session.id:
                     raise Rejected("unknown session")
+                fresh = self.line.offers is None
                 yield from self.line.take(frame, now)
+                if fresh and self.line.offers is not None:
+                    yield from self._established(self.line, now)
             case Welcome():
                 yield from self._welcome(frame, now)
             case Stranger():
                 if self.line is None or frame.session != self.line.session.id:
                     raise Rejected("unknown session")
+                if self.line.offers is not None and now - self.line.session.heard < 2 * self._site.limits.beat:
+                    raise Rejected("unexpected")  # the peer itself has only just used this session
                 self._knock(now)
             case _:
                 raise Rejected("unexpected")
@@ -156,15 +161,18 @@ class Call:
             yield self.peer, PeerRefused(problem)
             yield from self._give_back()
             return
-        self._mark, self._refused = "", False
         keys = session_keys(site.key, ours, welcome.hello, calling=True)
         session = Session(keys, own=site.incarnation, theirs=theirs.incarnation, now=now, limits=site.limits)
         tokens = rooms_key(site.key, site.incarnation, theirs.incarnation)
-        self.line = line = Line(site, self.peer, session, theirs.incarnation, rooms_key=tokens, now=now)
+        self.line = Line(site, self.peer, session, theirs.incarnation, rooms_key=tokens)
+        session.transmit(self._put, now)
+
+    def _established(self, line: Line, now: float) -> Iterator[Event]:
+        """The peer has taken the session up: not before, because it may have turned our `Confirm` down."""
+        self._mark, self._refused = "", False
         waiting, self._waiting = self._waiting, deque()
         for _, message in waiting:
             yield from line.post(message, self._put, now)
-        session.transmit(self._put, now)
 
     def _distrust(self, hello: bytes) -> str:
         """What may be wrong, in words alone: nothing in this `Hello` is proven."""
@@ -176,9 +184,9 @@ class Call:
 
     def _replace(self, incarnation: bytes) -> Iterator[Event]:
         """A new session ends the old one; a new process at this address ends the old process."""
-        if self.line is None:
-            return
-        if incarnation == self.line.incarnation:
+        if self.line is None or self.line.offers is None:
+            self.line = None
+        elif incarnation == self.line.incarnation:
             yield from self._end(f"{self.peer} has forgotten this server")
         else:
             self.line = None

@@ -18,7 +18,7 @@ import zmq
 
 from radixpd.core.handoff import PeerMessage
 from radixpd.errors import ConfigError
-from radixpd.runtime.peer_line import Event, Line, PeerGone, Site, bounce, configure, head, receive, refusal, send
+from radixpd.runtime.peer_line import Event, Line, PeerGone, Site, bounce, configure, head, read_hello, receive, refusal, send
 from radixpd.runtime.peer_messages import Confirm, Hello, Knock, Sealed, Stranger, Welcome, read_frame, write
 from radixpd.runtime.peer_session import Rejected, Session
 from radixpd.runtime.peer_trust import proof, rooms_key, same, session_keys
@@ -157,7 +157,8 @@ class Door:
             raise Rejected("unexpected")
         if not same(confirm.proof, proof(site.key, "decode", begun.theirs, begun.ours)):
             raise Rejected("proof")
-        problem, theirs = refusal(site, begun.theirs, wanted="decode", where=theirs_name(begun.theirs))
+        known = read_hello(begun.theirs)
+        problem, theirs = refusal(site, begun.theirs, wanted="decode", where=known.name if known else "of another version")
         if problem or theirs is None:
             self._refuse(problem, now)
             return
@@ -168,7 +169,7 @@ class Door:
         peer = f"{theirs.name}#{theirs.incarnation.hex()[:8]}"
         if self._of(peer) is not None:
             peer += f"@{theirs.called}"  # it knows this server by two names
-        line = Line(site, peer, session, theirs.incarnation, rooms_key=tokens, now=now)
+        line = Line(site, peer, session, theirs.incarnation, rooms_key=tokens)
         guest = self.guests[session.id] = Guest(theirs.name, theirs.called, line, route)
         session.transmit(lambda frame: self._put(guest, frame), now)
 
@@ -193,18 +194,3 @@ class Door:
         if problem not in self._refused and len(self._refused) < self._site.limits.handshakes:
             self._refused[problem] = now
             logger.warning("%s", problem)
-
-
-class _Named(msgspec.Struct, frozen=True):
-    name: str
-
-
-_names = msgspec.msgpack.Decoder(_Named)
-
-
-def theirs_name(hello: bytes) -> str:
-    """The name in an authentic `Hello`, if its version has one."""
-    try:
-        return _names.decode(hello).name[:256]
-    except msgspec.MsgspecError:
-        return "without a name"

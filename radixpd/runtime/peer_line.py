@@ -218,7 +218,7 @@ def send(socket: zmq.Socket[Any], parts: list[bytes]) -> bool:
 class Line:
     """One session with one process. `send` hands one frame to the socket."""
 
-    def __init__(self, site: Site, peer: str, session: Session, incarnation: bytes, *, rooms_key: bytes, now: float) -> None:
+    def __init__(self, site: Site, peer: str, session: Session, incarnation: bytes, *, rooms_key: bytes) -> None:
         self.peer = peer
         self.incarnation = incarnation
         self.session = session
@@ -251,10 +251,9 @@ class Line:
         """What one frame brings. Raises `Rejected`."""
         body = self.session.open(frame, now)
         events: list[Event] = []
-        if self.silent:
+        if self.silent and self.offers is not None:
             self.silent = False
-            if self.offers is not None:
-                events.append((self.peer, PeerUp(self.incarnation, self.offers, self._rooms_key)))
+            events.append((self.peer, PeerUp(self.incarnation, self.offers, self._rooms_key)))
         if body is None:
             return events
         try:
@@ -272,7 +271,7 @@ class Line:
     def tick(self, send: Callable[[bytes], bool], now: float) -> Iterator[Event]:
         """Heartbeats, repeats, silence."""
         self.session.transmit(send, now)
-        if not self.silent and now - self.session.heard > self._site.limits.silence:
+        if self.offers is not None and not self.silent and now - self.session.heard > self._site.limits.silence:
             self.silent = True
             yield self.peer, PeerUnreachable(self.silence(now))
 

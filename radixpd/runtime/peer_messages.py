@@ -29,7 +29,7 @@ MAX_SECONDS = 86_400.0
 REASON_LETTERS = 2_000  # what is told of why a room ended
 
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
-Number = Annotated[int, Meta(ge=0, lt=2**63)]
+Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 Text = Annotated[str, Meta(max_length=REASON_LETTERS)]
 Name = Annotated[str, Meta(max_length=256)]

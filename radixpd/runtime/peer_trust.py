@@ -52,15 +52,17 @@ def _read(path: str) -> bytes:
     try:
         # NONBLOCK: a FIFO without a writer must not hold up the start.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode):
+                raise ConfigError(f"{FLAG} {path}: not a regular file")
+            if found.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
+                raise ConfigError(f"{FLAG} {path}: others may read or change it (mode {stat.S_IMODE(found.st_mode):03o}); chmod 600 it")
+            data = os.read(handle, MOST + 1)
+        finally:
+            os.close(handle)
     except OSError as error:
         raise ConfigError(f"{FLAG} {path}: {error.strerror}") from None
-    with open(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"{FLAG} {path}: not a regular file")
-        if found.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
-            raise ConfigError(f"{FLAG} {path}: others may read or change it (mode {stat.S_IMODE(found.st_mode):03o}); chmod 600 it")
-        data = file.read(MOST + 1)
     if len(data) > MOST:
         raise ConfigError(f"{FLAG} {path}: more than {MOST} bytes")
     return data
@@ -157,7 +159,9 @@ def endpoint(peer: str) -> str:
 
 
 def _host(host: str) -> str:
-    name = host.lower().removeprefix("[").removesuffix("]")
+    name = host.lower()
+    if name.startswith("[") and name.endswith("]"):
+        name = name[1:-1]
     try:
         if ":" in name:
             return str(ipaddress.IPv6Address(name))
