@@ -1,0 +1,238 @@
+"""The receiving side of data connections: lets in who has a peer's token, and takes what the book of arrivals permits.
+
+Each connection belongs to one peer (whose token it proved). A frame is checked before its first byte reaches the pool: its room must be
+expected from this very peer, its pages must be the room's. A frame for a room that is not known yet waits a moment, since the brain's word
+may be slower than the peer. Invariant: nothing counts as come before the frame's verdict has been read, and nothing is written for a room
+that has ended. Used by the tcp and shm transports, which differ in whether the bytes come along.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import secrets
+import selectors
+import socket
+from collections.abc import Callable
+
+import numpy as np
+
+from radixpd.core.handoff import Failure, Landed
+from radixpd.kv import frames
+from radixpd.kv.arrivals import Expected
+from radixpd.kv.stream import Broken, Stream, Talk, discarded
+from radixpd.kv.transport import Ground, News
+
+__all__ = ["Inbound", "Reception"]
+
+logger = logging.getLogger(__name__)
+
+STRANGERS = 64  # connections that have not proved anything yet; more are turned away
+
+
+class Inbound:
+    """One connection of a peer."""
+
+    def __init__(self, sock: socket.socket, host: Reception) -> None:
+        self.host = host
+        self.peer = ""  # until the token is proved
+        self.since = host.ground.clock()
+        self.waits_for: int | None = None  # a room that is not known yet
+        self.waits_until = 0.0
+        self.said_bye = False
+        self.pid = 0  # of the process at the other end, where a transport wants to know
+        self.stream = Stream(host.ground.selector, sock, closed=self._closed)
+
+    def talk(self) -> Talk:
+        """Greeting, then frame after frame."""
+        host = self.host
+        challenge = secrets.token_bytes(frames.CHALLENGE)
+        self.stream.write(memoryview(frames.GREETING.pack(frames.MAGIC, frames.VERSION, challenge)))
+        answer = bytearray(frames.CHALLENGE + frames.PROOF)
+        yield [memoryview(answer)]
+        challenges = challenge + answer[: frames.CHALLENGE]
+        self.peer = host.recognise(self, bytes(challenges), bytes(answer[frames.CHALLENGE :]))
+        host.greet(self, frames.proof(host.tokens[self.peer], "receiver", bytes(challenges), host.fingerprint))
+        head = bytearray(frames.HEAD.size)
+        while True:
+            yield [memoryview(head)]
+            kind, layer, count, room, number = frames.HEAD.unpack(head)
+            if kind == frames.DATA:
+                yield from self._frame(layer, count, room, number)
+            elif kind == frames.FORGET:
+                entry = host.ground.arrivals.find(room)
+                if entry is None or entry.peer == self.peer:
+                    host.ground.arrivals.end(room)
+                self._answer(number, frames.TAKEN)
+            elif kind == frames.BYE:
+                self.said_bye = True
+            else:
+                raise Broken(f"a frame of unknown kind {kind}")
+
+    def _frame(self, layer: int, count: int, room: int, number: int) -> Talk:
+        host = self.host
+        if layer >= host.ground.arrivals.layers or not 1 <= count <= host.pages:
+            raise Broken(f"a frame of layer {layer} with {count} runs")
+        listed = bytearray(8 * count)
+        yield [memoryview(listed)]
+        runs = np.frombuffer(listed, dtype=frames.RUN)
+        total = int(runs[:, 1].sum(dtype=np.uint64))
+        if not 1 <= total <= host.pages:
+            raise Broken(f"a frame of {total} pages")
+        yield from self._until_known(room)
+        entry, places, status = self._check(room, runs)
+        if entry is not None:
+            entry.writing.append(self.stream.divert)
+        if host.rows is not None:
+            size = host.rows[layer].shape[1]
+            yield self._targets(host.rows[layer], runs) if entry is not None else discarded(total * size)
+            host.ground.counters.bytes_in += total * size
+        verdict = bytearray(1)
+        yield [memoryview(verdict)]
+        host.ground.counters.frames_in += 1
+        if entry is not None and places is not None:
+            entry.writing.remove(self.stream.divert)
+            status = self._count(entry, layer, places, bytes(verdict))
+        self._answer(number, status)
+
+    def _until_known(self, room: int) -> Talk:
+        arrivals, clock = self.host.ground.arrivals, self.host.ground.clock
+        self.waits_for, self.waits_until = room, clock() + self.host.ground.options.patience
+        while arrivals.find(room) is None and not arrivals.has_ended(room) and clock() < self.waits_until:
+            yield None
+        self.waits_for = None
+
+    def _check(self, room: int, runs: np.ndarray) -> tuple[Expected | None, np.ndarray | None, int]:
+        """Whether the frame may be taken."""
+        host = self.host
+        entry = host.ground.arrivals.find(room)
+        if entry is None or entry.peer != self.peer:
+            host.ground.counters.refused += 1
+            return None, None, frames.UNKNOWN
+        inside = bool((runs.astype(np.int64).sum(axis=1) <= host.pages).all())
+        places = entry.places(frames.pages_of(runs)) if inside else None
+        if places is None:
+            host.ground.counters.refused += 1
+            host.ground.arrivals.end(room)
+            host.news.append(Failure(room, "the peer wanted to write pages that are not this room's"))
+            return None, None, frames.FOREIGN
+        return entry, places, frames.TAKEN
+
+    def _count(self, entry: Expected, layer: int, places: np.ndarray, verdict: bytes) -> int:
+        host = self.host
+        if host.ground.arrivals.find(entry.room) is not entry:
+            return frames.UNKNOWN
+        if verdict != frames.GOOD:
+            return frames.WITHDRAWN
+        entry.came(layer, places)
+        if not entry.left:
+            host.ground.arrivals.end(entry.room)
+            host.news.append(Landed(entry.room))
+        return frames.TAKEN
+
+    @staticmethod
+    def _targets(rows: np.ndarray, runs: np.ndarray) -> list[memoryview]:
+        """Where the bytes go: one buffer a run."""
+        whole, size = rows.reshape(-1).data, rows.shape[1]
+        return [whole[first * size : (first + count) * size] for first, count in runs.tolist()]
+
+    def _answer(self, number: int, status: int) -> None:
+        self.stream.write(memoryview(frames.ANSWER.pack(number, status)))
+
+    def _closed(self, reason: str) -> None:
+        for entry in self.host.ground.arrivals.all():
+            if self.stream.divert in entry.writing:
+                entry.writing.remove(self.stream.divert)
+        self.host.left(self, reason)
+
+
+class Reception:
+    """The listening socket and everybody who came. `rows`: the pool's bytes by layer where frames bring bytes, None where they do not.
+
+    `welcome` sends the last word of the greeting (and whatever comes with it), `left` is told of every known connection that ended.
+    """
+
+    def __init__(
+        self,
+        ground: Ground,
+        listener: socket.socket,
+        *,
+        fingerprint: str,
+        pages: int,
+        rows: list[np.ndarray] | None,
+        welcome: Callable[[Inbound, bytes], None],
+        gone: Callable[[Inbound], None],
+    ) -> None:
+        self.ground, self.fingerprint, self.pages, self.rows = ground, fingerprint, pages, rows
+        self.tokens: dict[str, bytes] = {}
+        self.guests: set[Inbound] = set()
+        self.news: list[News] = []
+        self._welcome, self._gone = welcome, gone
+        self._listener = listener
+        listener.setblocking(False)
+        ground.selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def of(self, peer: str) -> list[Inbound]:
+        """The peer's connections."""
+        return [guest for guest in self.guests if guest.peer == peer]
+
+    def recognise(self, guest: Inbound, challenges: bytes, answer: bytes) -> str:
+        """Whose token was proved. Every token is tried, so that time tells nothing."""
+        found = ""
+        for peer, token in self.tokens.items():
+            if hmac.compare_digest(frames.proof(token, "sender", challenges, self.fingerprint), answer):
+                found = peer
+        if not found:
+            self.ground.counters.wrong_tokens += 1
+            raise Broken("it has no token of a known peer")
+        return found
+
+    def greet(self, guest: Inbound, word: bytes) -> None:
+        """Let it in."""
+        self._welcome(guest, word)
+
+    def left(self, guest: Inbound, reason: str) -> None:
+        """A connection has ended."""
+        self.guests.discard(guest)
+        for fd in guest.stream.fds:  # nobody is asked for descriptors
+            os.close(fd)
+        if guest.peer:
+            logger.info("a data connection of %s has ended: %s", guest.peer, reason)
+            self._gone(guest)
+
+    def poll(self) -> None:
+        """Strangers that say nothing, frames that wait for their room."""
+        now, arrivals = self.ground.clock(), self.ground.arrivals
+        for guest in list(self.guests):
+            if not guest.peer and now - guest.since > self.ground.options.connect:
+                guest.stream.close("it did not introduce itself in time")
+            room = guest.waits_for
+            if room is not None and (now >= guest.waits_until or arrivals.find(room) is not None or arrivals.has_ended(room)):
+                guest.stream.resume()
+
+    def dismiss(self, peer: str, reason: str) -> None:
+        """Close all connections of a peer."""
+        for guest in self.of(peer):
+            guest.stream.close(reason)
+
+    def close(self) -> None:
+        """Close everything."""
+        self.ground.selector.unregister(self._listener)
+        self._listener.close()
+        for guest in list(self.guests):
+            guest.stream.close("this server has closed its pool")
+        self.rows = None
+
+    def _accept(self, mask: int) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # nobody more, or out of descriptors: the next event tries again
+                return
+            if sum(not guest.peer for guest in self.guests) >= STRANGERS:
+                sock.close()
+                continue
+            guest = Inbound(sock, self)
+            self.guests.add(guest)
+            guest.stream.start(guest.talk())

@@ -1,0 +1,163 @@
+"""Two pools with a mover each, and somebody who listens to what they report. Also runs as a process of its own: `python moving.py ROLE ...`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from dataclasses import asdict
+
+import numpy as np
+import torch
+
+from radixpd.core.handoff import ExpectRoom
+from radixpd.core.step import Send
+from radixpd.kv.layout import KVLayout
+from radixpd.kv.mover import Mover, MoverOptions
+from radixpd.kv.pool import Pool
+from radixpd.kv.transport import Endpoint, TransportOptions
+
+TOKEN = b"0123456789abcdef-a-token"
+LAYOUT = KVLayout(layers=4, kv_heads=2, head_dim=8, page_size=16, dtype="float32")
+P, D = "prefill:1", "decode:1"
+PATIENCE = 20.0
+
+
+def ids(*values):
+    return np.array(values, dtype=np.int32)
+
+
+def send(source, target, *, ticket=1, room=7, ready=None, peer=D):
+    source, target = np.asarray(source, dtype=np.int32), np.asarray(target, dtype=np.int32)
+    return Send(ticket, room, peer, source, target, len(source) if ready is None else ready)
+
+
+def until(condition, what="it"):
+    """Look again and again until it is so."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not happen within {PATIENCE:g} s"
+        time.sleep(0.002)
+
+
+class Reports:
+    """What a mover has said."""
+
+    def __init__(self):
+        self.all = []
+        self._changed = threading.Condition()
+
+    def __call__(self, report):
+        with self._changed:
+            self.all.append(report)
+            self._changed.notify_all()
+
+    def wait(self, *wanted):
+        """Until each of these has been reported; `wanted` are reports or predicates."""
+        with self._changed:
+            came = self._changed.wait_for(lambda: all(self.has(each) for each in wanted), PATIENCE)
+        assert came, f"waited for {wanted}, got {self.all}"
+
+    def has(self, wanted):
+        return any(wanted(each) for each in self.all) if callable(wanted) else wanted in self.all
+
+    def of(self, kind):
+        return [each for each in self.all if isinstance(each, kind)]
+
+
+class Side:
+    """A pool with its mover."""
+
+    def __init__(self, backend, *, pages=64, layout=LAYOUT, link_gbps=0.0, stall=20.0, fill=False, **transport):
+        self.pool = Pool(layout, pages)
+        if fill:
+            generator = torch.Generator().manual_seed(1)
+            for layer in self.pool.layers:
+                noise = torch.randint(1, 255, layer.view(torch.uint8).shape, dtype=torch.uint8, generator=generator)
+                layer.view(torch.uint8).copy_(noise)
+        self.reports = Reports()
+        options = TransportOptions(**{"connect": 2.0, "grace": 0.2, "patience": 2.0, **transport})
+        self.mover = Mover(self.pool, self.reports, MoverOptions((backend,), link_gbps, stall, options))
+
+    @property
+    def endpoint(self):
+        return self.mover.endpoints[0]
+
+    @property
+    def transport(self):
+        (transport,) = self.mover._transports.values()
+        return transport
+
+    def page(self, layer, page):
+        return self.pool.layers[layer][page].view(torch.uint8)
+
+    def do(self, act):
+        """Run it on the mover's thread."""
+        done = threading.Event()
+        result = []
+
+        def run():
+            try:
+                result.append(act())
+            finally:
+                done.set()
+
+        self.mover._put(run)
+        assert done.wait(PATIENCE)
+        return result[0]
+
+    def close(self):
+        ended = self.mover.close(10.0)
+        self.pool.close()
+        assert ended
+
+
+class Pair:
+    """Prefill `p` can write into decode `d`."""
+
+    def __init__(self, backend, **options):
+        self.d = Side(backend, **options)
+        self.p = Side(backend, fill=True, **options)
+        self.d.mover.admit(P, TOKEN)
+        self.p.mover.connect(D, self.d.endpoint, TOKEN)
+
+    def expect(self, *pages, room=7, peer=P):
+        self.d.mover.order(ExpectRoom(room, peer, np.array(pages, dtype=np.int32)))
+
+    def same(self, source, target, layers=None):
+        """Whether the pages are equal, bit for bit."""
+        layers = range(self.p.pool.layout.layers) if layers is None else layers
+        return all(
+            torch.equal(self.p.page(layer, int(s)), self.d.page(layer, int(t)))
+            for layer in layers
+            for s, t in zip(source, target, strict=True)
+        )
+
+    def close(self):
+        self.p.close()
+        self.d.close()
+
+
+def main():
+    """A process of its own. `decode BACKEND`: admits P, says its endpoint, obeys `expect ROOM PAGES`. `prefill BACKEND`: reads an endpoint,
+    begins a send of which only the first layer is ever computed."""
+    role, backend, pages = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    side = Side(backend, fill=role == "prefill", pages=pages)
+    if role == "decode":
+        side.mover.admit(P, TOKEN)
+        print(json.dumps(asdict(side.endpoint)), flush=True)
+        for line in sys.stdin:
+            room, *rest = map(int, line.split())
+            side.mover.order(ExpectRoom(room, P, np.array(rest, dtype=np.int32)))
+            side.do(lambda: None)
+            print("expected", flush=True)
+        return
+    side.mover.connect(D, Endpoint(**json.loads(sys.stdin.readline())), TOKEN)
+    side.mover.begin([send(range(4), range(4), ready=0)])
+    side.mover.layer_done(0)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
