@@ -1,4 +1,4 @@
-"""Two pools with a mover each, and somebody who listens to what they report. Also runs as a process of its own: `python moving.py ROLE ...`."""
+"""Two pools with a mover each, and somebody who listens to what they report. Also a process of its own: `python moving.py ROLE ...`."""
 
 from __future__ import annotations
 
@@ -128,11 +128,8 @@ class Pair:
     def same(self, source, target, layers=None):
         """Whether the pages are equal, bit for bit."""
         layers = range(self.p.pool.layout.layers) if layers is None else layers
-        return all(
-            torch.equal(self.p.page(layer, int(s)), self.d.page(layer, int(t)))
-            for layer in layers
-            for s, t in zip(source, target, strict=True)
-        )
+        pages = [(int(own), int(there)) for own, there in zip(source, target, strict=True)]
+        return all(torch.equal(self.p.page(layer, own), self.d.page(layer, there)) for layer in layers for own, there in pages)
 
     def close(self):
         self.p.close()

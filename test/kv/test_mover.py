@@ -16,6 +16,7 @@ from kv.moving import LAYOUT, TOKEN, D, P, Pair, Side, ids, send, until
 
 from radixpd.core.handoff import CancelRoom, ExpectRoom, Failure, Landed, PeerLost, Quiet, TicketDone
 from radixpd.kv.layout import KVLayout
+from radixpd.kv.outbox import Job, Lane, Piece
 from radixpd.kv.transport import Endpoint
 
 BACKENDS = ("shm", "tcp")
@@ -138,6 +139,30 @@ def test_a_throttled_mover_delivers_all_the_same(backend):
     assert pair.same(range(64), range(64))
     assert pair.p.mover.counters.frames_out > 60
     pair.close()
+
+
+def test_first_layer_first_over_all_sends():
+    lane = Lane(D, 0.0)
+    one, two = (Job(send(range(6), range(6), ticket=ticket), 12) for ticket in (1, 2))
+    for job in (one, two):
+        for layer in (0, 1):
+            lane.add(Piece(job, layer, 0, 6))
+    order = []
+    while lane.has_due:
+        piece = lane.take(4)
+        order.append((piece.job.send.ticket, piece.layer, piece.start, piece.end))
+    assert order == [(ticket, layer, *part) for layer in (0, 1) for ticket in (1, 2) for part in ((0, 4), (4, 6))]
+
+
+def test_what_need_not_be_sent_any_more_is_passed_over():
+    lane = Lane(D, 0.0)
+    one, two = (Job(send(range(6), range(6), ticket=ticket), 6) for ticket in (1, 2))
+    lane.add(Piece(one, 0, 0, 6))
+    lane.add(Piece(two, 1, 0, 6))
+    one.settled = True
+    assert lane.has_due
+    assert lane.take(8).job is two
+    assert not lane.has_due
 
 
 def test_an_empty_send_and_an_empty_room_are_done_at_once(pair):
