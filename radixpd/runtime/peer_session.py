@@ -126,8 +126,6 @@ class Session:
         self.heard += seconds
 
     def _acknowledge(self, ack: int, now: float) -> None:
-        if ack > self._last:
-            return
         while self._posted and self._posted[0].number <= ack:
             self._kept -= len(self._posted.popleft().body)
             self._moved = now

@@ -121,6 +121,17 @@ class Room:
         """Half a second at a time, everyone turning."""
         self.turns(int(seconds * 2), 0.5)
 
+    def live(self, seconds: float, *nodes: Node) -> None:
+        """Half a second at a time, and each time these nodes hear their peers before it goes on, however slow the machine is."""
+
+        def heard() -> bool:
+            return all(view.silent_seconds <= 1 for node in nodes for view in node.peers.view(self.clock.now))
+
+        for _ in range(int(seconds * 2)):
+            self.clock.now += 0.5
+            self.turns(1, 0.0)
+            self.until(heard, "a heartbeat")
+
 
 @contextmanager
 def open_room() -> Iterator[Room]:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import zmq
 from peer_nodes import LAYOUT, SECRET, Node, Room, identity, open_room, reserve
 
 from radixpd.config.secret import Secret
@@ -233,6 +234,17 @@ def test_pd07_a_restarted_prefill_server_is_a_new_peer_at_the_old_address(room: 
     room.until(lambda: again.heard(Reserve))
 
 
+def test_a_prefill_server_that_dies_in_the_handshake_was_never_up(room: Room) -> None:
+    prefill, decode = room.add("prefill"), room.add("decode")
+    decode.send(prefill.address, reserve(9))
+    room.until(lambda: decode.peers._calls[prefill.address].line is not None, "the welcome")
+    assert not decode.heard(PeerUp), "the confirmation has not been read yet"
+    again = room.restart(prefill)
+    room.until(lambda: again.heard(Reserve) and decode.heard(PeerUp))
+    # `PeerGone` would have had the brain free pages that the new process is about to write.
+    assert [type(item) for _, item in decode.events] == [PeerUp]
+
+
 def test_a_restarted_decode_server_replaces_the_one_that_fell_silent(room: Room) -> None:
     prefill, decode = pair(room)
     old = prefill.peer()
@@ -250,10 +262,10 @@ def test_a_restarted_decode_server_replaces_the_one_that_fell_silent(room: Room)
 
 
 def test_two_live_servers_of_one_name_do_not_push_each_other_out(room: Room) -> None:
-    prefill, _ = pair(room)
+    prefill, decode = pair(room)
     twin = room.add("decode")
     twin.send(prefill.address, Renew(2, 1.0))
-    room.pass_time(10)
+    room.live(10, prefill, decode)
     assert not prefill.heard(PeerGone)
     assert prefill.peers.rejected["name in use"]
     assert len(prefill.heard(Renew)) == 1
@@ -302,12 +314,41 @@ def test_a_connection_that_nobody_uses_is_closed(room: Room) -> None:
     assert not decode.poller.sockets
 
 
-def test_an_idle_pair_stays_up_for_hours(room: Room) -> None:
+def test_an_idle_pair_stays_up(room: Room) -> None:
     prefill, decode = pair(room)
-    room.turns(400, 0.9)
+    room.live(300, prefill, decode)
     for node in (prefill, decode):
         assert not node.heard(PeerUnreachable)
         assert len(node.heard(PeerUp)) == 1
+
+
+def test_pd17_a_cut_connection_loses_nothing(room: Room) -> None:
+    prefill, decode = pair(room)
+    socket = decode.peers._calls[prefill.address].socket
+    for number in range(5):
+        socket.disconnect(f"tcp://{prefill.address}")
+        decode.send(prefill.address, NotNeeded(number))
+        prefill.send(prefill.peer(), Drained(number))
+        room.turns(3)
+        socket.connect(f"tcp://{prefill.address}")
+        room.until(lambda number=number: len(prefill.heard(NotNeeded)) == len(decode.heard(Drained)) == number + 1)
+    assert [message.room for message in prefill.heard(NotNeeded)] == [message.room for message in decode.heard(Drained)] == list(range(5))
+    for node in (prefill, decode):
+        assert len(node.heard(PeerUp)) == 1, "the same session all along"
+
+
+def test_nothing_piles_up_for_a_peer_that_is_not_there(room: Room) -> None:
+    port = free_port()
+    decode = room.add("decode")
+    for _ in range(20):
+        decode.send(f"127.0.0.1:{port}", Renew(1, 1.0))
+        room.pass_time(2)
+    listener = room.context.socket(zmq.ROUTER)
+    listener.bind(f"tcp://127.0.0.1:{port}")
+    room.until(lambda: listener.poll(0))
+    assert len(listener.recv_multipart()) == 2
+    assert not listener.poll(50)
+    listener.close(linger=0)
 
 
 def test_a_message_too_long_for_a_frame_ends_its_room_on_both_sides(room: Room) -> None:

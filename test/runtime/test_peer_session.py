@@ -215,6 +215,20 @@ def test_a_silent_peer_gets_nothing_twice_and_a_loss_is_made_good_under_load() -
     assert len(other.got) >= 10, "new messages do not hold up the old ones"
 
 
+def test_what_is_sent_again_though_it_came_is_not_delivered_again() -> None:
+    one, other = ends()
+    other.transmit(0.0)
+    (late,) = other.sent  # a heartbeat that knows of no message, and is long under way
+    one.post()
+    one.transmit(0.0)
+    other.take(one.sent.pop(), 0.0)
+    one.take(late, 5.0)
+    one.transmit(5.0)
+    other.take(one.sent.pop(), 5.0)
+    assert other.got == [0]
+    assert other.rejected == ["repeated"]
+
+
 def test_many_messages_are_acknowledged_before_the_next_heartbeat() -> None:
     limits = PeerLimits(messages=100)
     one, other = ends(limits)
