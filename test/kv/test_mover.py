@@ -216,6 +216,7 @@ def test_a_room_never_sent_is_quiet_at_once_and_a_receiver_forgets_without_a_wor
     pair.p.reports.wait(Quiet(99))
     pair.expect(1, 2)
     pair.d.mover.order(CancelRoom(7))
+    pair.d.do(lambda: None)
     pair.p.mover.begin([send([1, 2], [1, 2])])
     pair.p.reports.wait(failed(1, "does not expect this room"))
     assert pair.d.reports.all == []
@@ -491,6 +492,8 @@ def test_the_source_may_change_as_soon_as_a_ticket_has_failed():
         layer.view(torch.uint8).fill_(255)
     for guest in stop.of(P):
         pair.d.do(lambda guest=guest: let_go(guest.stream))
+    until(lambda: not pair.p.mover._flying, "an answer to every frame")
+    assert pair.d.reports.of(Landed) == []
     pair.p.mover.order(CancelRoom(7))
     pair.p.reports.wait(Quiet(7))
     assert pair.d.reports.of(Landed) == []
