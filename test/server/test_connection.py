@@ -39,6 +39,7 @@ async def answer_to(api, *parts: bytes, half_close: bool = False) -> tuple[int, 
             writer.write_eof()
         async with asyncio.timeout(10):
             raw = await reader.read()
+    assert raw.startswith(b"HTTP/1.")
     head, _, body = raw.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
@@ -56,6 +57,8 @@ REFUSED = {
     "header of 1 MiB": (b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 2**20 + b"\r\n\r\n", 431),
     "target of 1 MiB": (b"GET /health?" + b"y" * 2**20 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
     "10 000 headers": (b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: 1\r\n" % i for i in range(10_000)) + b"\r\n", 431),
+    "HTTP/0.9": (b"GET /health\r\n\r\n", 400),
+    "HTTP/2.0 in words": (b"GET /health HTTP/2.0\r\nHost: x\r\n\r\n", 400),
     "no host": (b"GET /health HTTP/1.1\r\n\r\n", 400),
     "two lengths": (HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400),
     "negative length": (HEAD + b"Content-Length: -2\r\n\r\n{}", 400),
@@ -64,6 +67,7 @@ REFUSED = {
     "brotli": (HEAD + b"Content-Encoding: br\r\nContent-Length: 5\r\n\r\nhello", 415),
     "unknown encoding": (HEAD + b"Connection: close\r\nContent-Encoding: sesame\r\nContent-Length: 2\r\n\r\n{}", 415),
     "expectation": (b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: a miracle\r\n\r\n", 417),
+    "expectation in odd bytes": (b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: \xff\xfe\r\n\r\n", 417),
     "control character": (b"GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sesame\x01\r\n\r\n", 400),
     "length in words": (b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: sesame\r\n\r\n", 400),
     "target": (b"GET http://[sesame HTTP/1.1\r\nHost: x\r\n\r\n", 400),
