@@ -148,6 +148,10 @@ class _Connection(web.RequestHandler):
         done = await super().finish_response(request, resp, start_time)
         if self._refused:
             await self._linger()
+        elif hdrs.CONTENT_ENCODING in request.headers and not request.content.is_eof():
+            # aiohttp would go on to unpack what nobody reads, for ten seconds and without a break: a bomb would stop every client.
+            await self._linger()
+            return done[0], True
         elif self._half_closed and not self._messages:
             self.close()  # no further request can come
         return done
@@ -158,6 +162,7 @@ class _Connection(web.RequestHandler):
         if self.transport is None:
             return
         self.transport.write_eof()
+        self._resume_transport_reading()  # or the client's end would not be seen
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER):
                 await self._eof.wait()

@@ -6,10 +6,12 @@ import asyncio
 import gzip
 import json
 import logging
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp.compression_utils import ZLibDecompressor
 
 from radixpd.config.settings import ServerSettings
 from radixpd.runtime.messages import Abort, Generate
@@ -140,6 +142,28 @@ async def test_gzip_is_understood(api) -> None:
     raw = HEAD + b"Connection: close\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed
     status, _, body = await answer_to(api, raw)
     assert (status, json.loads(body)["text"]) == (200, "abc")
+
+
+async def test_what_nobody_reads_is_not_unpacked(api, monkeypatch) -> None:
+    """A packed body that is refused must not go on being unpacked: a few MiB of it would hold up everybody for seconds."""
+    unpacked = 0
+    unpack = ZLibDecompressor.decompress_sync
+
+    def counted(self, *args, **options) -> bytes:
+        nonlocal unpacked
+        piece = unpack(self, *args, **options)
+        unpacked += len(piece)
+        return piece
+
+    monkeypatch.setattr(ZLibDecompressor, "decompress_sync", counted)
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    bomb = packer.compress(bytes(2**28)) + packer.flush()
+    for route, status in ((b"/nope", 404), (b"/health", 405)):
+        head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % (route, len(bomb))
+        found, _, body = await answer_to(api, head, bomb, half_close=True)
+        assert found == status
+        json.loads(body)
+    assert 0 < unpacked < 2**24
 
 
 async def test_the_answer_comes_before_the_bytes_that_follow_it(api) -> None:
