@@ -20,7 +20,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export TOKENIZERS_PARALLELISM := false
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 serve: $(VENV)/.serve  ## serve the demo model on http://127.0.0.1:30000; ARGS="--port 30001 ..." adds flags
 	@exec $(BIN)/python -m radixpd.launch_server --model-path demo --host 127.0.0.1 --port 30000 $(ARGS)

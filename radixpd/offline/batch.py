@@ -89,8 +89,8 @@ def admit_conversations(
     rendering: Mapping[str, Any],
 ) -> Batch:
     """One conversation, or a list of them. Their messages are checked when they are rendered."""
-    given = list(messages)
-    many = bool(given) and not isinstance(given[0], Mapping)
+    given = list(messages) if isinstance(messages, list | tuple) else messages
+    many = isinstance(given, list) and bool(given) and not isinstance(given[0], Mapping)
     talks = [Conversation(_messages(talk), rendering) for talk in (given if many else [given])]
     body = _body(sampling, options)
     asks = []
@@ -143,9 +143,11 @@ def _ids(item: Any) -> list[int]:
     if tokens is None:
         raise BadRequest(f"a prompt is a text or token ids, got {type(item).__name__}", param="prompts")
     try:
-        return [operator.index(token) for token in tokens]
+        if not any(isinstance(token, bool) for token in tokens):
+            return [operator.index(token) for token in tokens]
     except TypeError:
-        raise BadRequest("input_ids: token ids are integers", param="input_ids") from None
+        pass
+    raise BadRequest("input_ids: token ids are integers", param="input_ids")
 
 
 def _body(sampling: Any, options: Mapping[str, Any]) -> GenerateBody:
@@ -163,6 +165,8 @@ def _body(sampling: Any, options: Mapping[str, Any]) -> GenerateBody:
 
 def _check_names(given: Iterable[str], known: Sequence[str], what: str) -> None:
     for name in given:
+        if not isinstance(name, str):
+            raise BadRequest(f"the name of a {what} is a text, got {name!r}"[:300])
         if name not in known:
             nearest = max(known, key=lambda each: difflib.SequenceMatcher(None, name, each).ratio())
             raise BadRequest(f"there is no {what} {name}; the nearest is {nearest}", param=name)

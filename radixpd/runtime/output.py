@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
@@ -179,9 +179,14 @@ class Generation:
     def __init__(self, abort: Callable[[str], None]) -> None:
         self.groups: tuple[tuple[Output, ...], ...] = ()
         self._abort = abort
-        self._ended = 0
+        self._open = 0  # outputs that have not ended; counted, since a request may have thousands that end at once
         self._changed = asyncio.Event()
         self._done = asyncio.Event()
+
+    def hold(self, groups: Iterable[tuple[Output, ...]]) -> None:
+        """Take the outputs, before any of them can end."""
+        self.groups = tuple(groups)
+        self._open = sum(map(len, self.groups))
 
     @property
     def outputs(self) -> Sequence[Output]:
@@ -191,8 +196,8 @@ class Generation:
     def wake(self, ended: bool) -> None:
         """Called by each output when it changed, once with `ended`."""
         self._changed.set()
-        self._ended += ended
-        if ended and self._ended == sum(len(group) for group in self.groups):
+        self._open -= ended
+        if ended and not self._open:
             self._done.set()
 
     async def finished(self, *, aborts: bool = False) -> None:

@@ -120,7 +120,7 @@ class TokenizerManager:
             self._check_queue(sum(len(item.message.rids) for item in prepared))
         self._check_rids(prepared)
         generation = Generation(self.client.abort)
-        generation.groups = tuple(self._outputs(item, generation) for item in prepared)
+        generation.hold(self._outputs(item, generation) for item in prepared)
         for item, outputs in zip(prepared, generation.groups):
             self.client.submit(item.message, outputs)
             if not item.ask.no_logs:

@@ -12,10 +12,10 @@ from aiohttp import web
 
 from radixpd.errors import BadRequest
 from radixpd.runtime.admission import read
-from radixpd.server.answers import Aborted, Continued, Flushed, Paused
 from radixpd.server.docs import Body, Doc, Schema
 from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import service_of
+from radixpd.server.state_answers import Aborted, Continued, Flushed, Paused
 
 __all__ = ["DOCS", "ROUTES"]
 

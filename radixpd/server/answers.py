@@ -1,13 +1,12 @@
-"""The shapes of all JSON answers and events, as types: `/openapi.json` shows them, and tests hold real answers to them.
+"""The shapes of what is generated, of models, tokens and errors, as types: `/openapi.json` shows them, and tests hold real answers to them.
 
-Invariant: a field that is always there is required; nothing is answered that is not named here. Used by the modules with routes.
+Invariant: a field that is always there is required; nothing is answered that is not named here, or, of the server itself, in
+`state_answers`. Used by the modules with routes.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
-
-from radixpd.core.load import LoadSnapshot
+from typing import Literal, NotRequired, TypedDict
 
 Triple = tuple[float | None, int, str | None]  # log-probability, token id, its text if asked for
 
@@ -240,129 +239,3 @@ class TokenizerInfo(TypedDict):
     chat_template: str | None
     vocab_size: int
     model_max_length: int
-
-
-class Health(TypedDict):
-    """Whether requests are taken."""
-
-    status: Literal["ok", "starting", "ready", "draining", "failed", "unresponsive"]
-
-
-class ModelInfo(TypedDict):
-    """The model; `tokenizer_path` is the folder of plain tokenizer files, for clients on this machine."""
-
-    model_path: str
-    tokenizer_path: str
-    served_model_name: str
-    is_generation: Literal[True]
-    has_chat_template: bool
-    context_length: int
-    vocab_size: int
-
-
-class ServerInfo(TypedDict):
-    """Besides these, every setting under its flag's name, and the sizes that were derived."""
-
-    version: str
-    status: str
-    default_sampling_params: dict[str, dict[str, Any]]
-    load: LoadSnapshot
-    internal_states: list[dict[str, Any]]
-
-
-class Flushed(TypedDict):
-    """The cache is empty."""
-
-    success: Literal[True]
-
-
-class Paused(TypedDict):
-    """The runner is still."""
-
-    success: Literal[True]
-
-
-class Continued(TypedDict):
-    """Requests run again."""
-
-    success: Literal[True]
-
-
-class Aborted(TypedDict):
-    """How many outputs were open and are being ended."""
-
-    aborted: int
-
-
-class PageOwners(TypedDict):
-    """Pages of the pool; `locked` are some of the tree's."""
-
-    total: int
-    free: int
-    tree: int
-    locked: int
-    request: int
-
-
-class PageMap(TypedDict):
-    """Owners in the order of page ids: runs of cells, each an index into `owners` and a number of cells."""
-
-    pages_per_cell: int
-    runs: list[tuple[int, int]]
-
-
-class CacheNode(TypedDict):
-    """A node of the radix tree: `age` counts look-ups of the tree since its last use, `head` is its first token ids."""
-
-    id: int
-    parent: int | None
-    namespace: str
-    tokens: int
-    pages: int
-    locks: int
-    hits: int
-    age: int
-    children: int
-    preview: str | None
-    head: list[int] | None
-
-
-class CacheTree(TypedDict):
-    """The cache at a moment: parents before children; `texts`: whether previews and heads are told."""
-
-    page_size: int
-    pages: PageOwners
-    owners: list[str]
-    page_map: PageMap
-    texts: bool
-    nodes: list[CacheNode]
-    hidden_pages: int
-
-
-class LogSettings(TypedDict):
-    """`/configure_logging`: how it is now."""
-
-    log_level: str
-    log_requests: bool
-    log_requests_level: int
-    log_requests_format: Literal["text", "json"]
-
-
-class ProfileStarted(TypedDict):
-    """`/start_profile`."""
-
-    num_steps: int
-
-
-class ProfileWritten(TypedDict):
-    """`/stop_profile`: where the trace lies on the server's machine."""
-
-    path: str
-
-
-class Frozen(TypedDict):
-    """`/freeze_gc`: objects that each process's collector leaves alone from now on."""
-
-    api: int
-    scheduler: int
-    runner: int

@@ -15,7 +15,7 @@ import socket
 from typing import Any
 
 from aiohttp import hdrs, web
-from aiohttp.http import HttpVersion11
+from aiohttp.http import HttpVersion10, HttpVersion11
 from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import _ErrInfo
@@ -59,9 +59,17 @@ class Runner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
-        return _Server(
-            made.request_handler, request_factory=made.request_factory, handler_cancellation=made.handler_cancellation, **made._kwargs
-        )
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            if request._version not in (HttpVersion10, HttpVersion11):
+                request._version = HttpVersion10  # of the answer
+                return _reply(400, "this server speaks HTTP/1.1 and HTTP/1.0")
+            expected = request.headers.get(hdrs.EXPECT, "100-continue").lower()
+            if expected != "100-continue" and request.version >= HttpVersion11:  # aiohttp's own refusal fails on odd bytes
+                return _reply(417, "nothing but 100-continue can be expected")
+            return await made.request_handler(request)
+
+        return _Server(handle, request_factory=made.request_factory, handler_cancellation=made.handler_cancellation, **made._kwargs)
 
 
 class _Server(web.Server):
@@ -137,11 +145,13 @@ class _Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        if isinstance(resp, web.HTTPException):  # raised before the application's middlewares: an unknown `Expect`
-            resp = status_reply(resp.status, resp.reason)
         done = await super().finish_response(request, resp, start_time)
         if self._refused:
             await self._linger()
+        elif hdrs.CONTENT_ENCODING in request.headers and not request.content.is_eof():
+            # aiohttp would go on to unpack what nobody reads, for ten seconds and without a break: a bomb would stop every client.
+            await self._linger()
+            return done[0], True
         elif self._half_closed and not self._messages:
             self.close()  # no further request can come
         return done
@@ -152,6 +162,7 @@ class _Connection(web.RequestHandler):
         if self.transport is None:
             return
         self.transport.write_eof()
+        self._resume_transport_reading()  # or the client's end would not be seen
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER):
                 await self._eof.wait()
@@ -169,14 +180,19 @@ class _Connection(web.RequestHandler):
         else:
             self.log_exception("%s failed outside its handler", request.path, exc_info=exc)
             status, text = 500, INTERNAL
-        reply = status_reply(status, text, headers={hdrs.SERVER: SERVER})
-        reply.force_close()
-        return reply
+        return _reply(status, text)
 
     def log_exception(self, *args: Any, **options: Any) -> None:
         """A body that is damaged is the client's fault: no trace."""
         if not isinstance(options.get("exc_info"), web.RequestPayloadError):
             super().log_exception(*args, **options)
+
+
+def _reply(status: int, text: str) -> web.Response:
+    """An answer without the application, whose last word it is."""
+    reply = status_reply(status, text, headers={hdrs.SERVER: SERVER})
+    reply.force_close()
+    return reply
 
 
 def _complaint(error: HttpProcessingError, limit: int) -> tuple[int, str]:

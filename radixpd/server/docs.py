@@ -1,8 +1,9 @@
 """What a route says about itself: one `Doc` per handler, in the module's `DOCS` beside its `ROUTES`.
 
-Types are the ones the server uses: a body is the struct that the handler reads, an answer is a type of `answers`. What a struct's types
-leave open (a field that the handler reads by hand) is given as a schema. Invariant: a `Doc` knows nothing of one server; what depends on
-the model or on flags (`TokenId`, the largest `n`) is filled in by `openapi`, which assembles the document. Used by all route modules.
+Types are the ones the server uses: a body is the struct that the handler reads, an answer is a type of `answers` or `state_answers`. What a
+struct's types leave open (a field that the handler reads by hand) is given as a schema. Invariant: a `Doc` knows nothing of one server;
+what depends on the model or on flags (`TokenId`, the largest `n`) is filled in by `openapi`, which assembles the document. Used by all
+route modules.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Schema = dict[str, Any]
 
 
 def ref(name: str) -> Schema:
-    """A reference to a named schema of the document: TokenId, SamplingParams, Message, or any struct's name."""
+    """A reference to a named schema of the document: TokenId, Sampling, Unserved, or a type of an answer."""
     return {"$ref": REFERENCE.format(name=name)}
 
 

@@ -20,10 +20,10 @@ from radixpd.runtime.admission import Ask, admit
 from radixpd.runtime.caller import caller
 from radixpd.runtime.metrics import CONTENT_TYPE
 from radixpd.runtime.tokenizer_manager import State, TokenizerManager
-from radixpd.server.answers import Health, ModelInfo, ServerInfo
 from radixpd.server.docs import Doc
 from radixpd.server.replies import json_reply, status_reply
 from radixpd.server.service import service_of
+from radixpd.server.state_answers import Health, ModelInfo, ServerInfo
 
 __all__ = ["DOCS", "ROUTES", "probe"]
 

@@ -1,8 +1,8 @@
 """`/openapi.json`: the description of this server, put together from its routes, what they say of themselves, its guards and its limits.
 
 Nothing is written twice: paths and methods are the router's, bodies the structs that handlers read, ranges admission's, answers the types
-of `answers`, keys and deadlines the guards'. `/docs` is the same as a plain list for people. Built once, when the application is; a route
-without a `Doc` is a bug that keeps the server from starting. Called by `app`.
+of `answers` and `state_answers`, keys and deadlines the guards'. `/docs` is the same as a plain list for people. Built once, when the
+application is; a route without a `Doc` is a bug that keeps the server from starting. Called by `app`.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from aiohttp import web
 from radixpd.errors import BadRequest
 from radixpd.runtime.admission import read
 from radixpd.runtime.orders import obey
-from radixpd.server.answers import Frozen, LogSettings, ProfileStarted, ProfileWritten
 from radixpd.server.docs import Body, Doc
 from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import Service, service_of
+from radixpd.server.state_answers import Frozen, LogSettings, ProfileStarted, ProfileWritten
 
 __all__ = ["DOCS", "ROUTES"]
 

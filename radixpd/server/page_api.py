@@ -20,10 +20,10 @@ import numpy as np
 from aiohttp import web
 
 from radixpd.core.tree_view import OWNERS, CacheView, NodeView
-from radixpd.server.answers import CacheNode, CacheTree
 from radixpd.server.docs import Doc
 from radixpd.server.replies import json_reply, status_reply
 from radixpd.server.service import Service
+from radixpd.server.state_answers import CacheNode, CacheTree
 
 __all__ = ["DOCS", "LOOKOUT", "PAGE_FILES", "ROUTES", "Lookout"]
 

@@ -80,8 +80,11 @@ async def _read(request: web.Request) -> bytes:
 
 def warn_unknown(body: Mapping[str, Any], known: Iterable[str]) -> None:
     """One warning in the log for each unknown field name, ever; the field is ignored."""
-    for name in sorted(body.keys() - set(known) - _warned):
-        if len(_warned) < MAX_WARNED:
+    known = frozenset(known)
+    for name in body:
+        if len(_warned) >= MAX_WARNED:
+            return  # a body may hold millions of names
+        if name not in known and name not in _warned:
             _warned.add(name)
             logger.warning("unknown request field %r is ignored", name[:100])
 

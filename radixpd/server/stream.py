@@ -7,6 +7,7 @@ where deltas are computed. Called by the native and the OpenAI routes, which say
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ __all__ = ["DONE", "STREAM", "Cursor", "Frames", "Piece", "event", "intervals", 
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+STALLED_SECONDS = 60.0  # for a client to read some of what lies ready
 STREAM = web.RequestKey("stream", web.StreamResponse)  # the started response
 
 
@@ -101,19 +103,30 @@ async def stream(request: web.Request, generation: Generation, frames: Frames, *
             parts.append(frames.opening())
         for index, cursor in enumerate(cursors):
             if (error := cursor.output.error(aborts=frames.aborts_are_errors)) is not None:
-                return await _end_with(response, parts, error)
+                return await _end_with(request, response, parts, error)
             if (piece := cursor.advance()) is not None:
                 parts.append(frames.frame(index, cursor.output, piece))
         if data := b"".join(parts):
-            await response.write(data)
+            await _write(request, response, data)
         parts.clear()
     assert response is not None
-    await response.write(frames.closing())
+    await _write(request, response, frames.closing())
     await response.write_eof()
     return response
 
 
-async def _end_with(response: web.StreamResponse, parts: list[bytes], error: RadixpdError) -> web.StreamResponse:
-    await response.write(b"".join([*parts, event(error_body(error))]))
+async def _end_with(request: web.Request, response: web.StreamResponse, parts: list[bytes], error: RadixpdError) -> web.StreamResponse:
+    await _write(request, response, b"".join([*parts, event(error_body(error))]))
     await response.write_eof()
     return response
+
+
+async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """Send, once the client has made room. One that reads nothing holds a place that others wait for: after a while it is cut off."""
+    try:
+        async with asyncio.timeout(STALLED_SECONDS):
+            await response.write(data)
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the client does not read") from None

@@ -340,6 +340,7 @@ def test_shared_prefixes_hit() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 @settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(worlds)
 def test_everything_at_once_for_long(case: dict[str, object]) -> None:

@@ -181,6 +181,24 @@ def test_markup_in_messages_is_text(browser: Browser, server: Server) -> None:
         assert page.evaluate("window.evil") is None
 
 
+def test_a_word_without_end_does_not_widen_the_page(browser: Browser, server: Server) -> None:
+    with opened(browser, server) as page:
+        settle(page, system="S" * 3000)
+        page.get_by_label("Message").fill("M" * 3000)
+        assert page.evaluate("document.documentElement.scrollWidth") == 1280
+
+
+def test_the_details_of_a_node_go_with_it(browser: Browser, server: Server) -> None:
+    with opened(browser, server) as page:
+        server.settled()
+        server.generate(text="Here today, gone tomorrow. " * 3, sampling_params={"max_new_tokens": 1})
+        page.get_by_role("treeitem").filter(has_text="Here today").hover()
+        expect(page.locator("#node")).to_contain_text("Here today")
+        page.mouse.move(5, 5)
+        assert server.post("/flush_cache").status == 200
+        expect(page.locator("#node")).not_to_contain_text("Here today")
+
+
 def test_the_policy_forbids_scripts_in_the_markup(browser: Browser, server: Server) -> None:
     with opened(browser, server, fault="Content Security Policy") as page:
         page.evaluate("window.addEventListener('securitypolicyviolation', (event) => { window.refused = event.effectiveDirective; })")

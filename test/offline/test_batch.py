@@ -76,6 +76,8 @@ def test_sampling_parameters_and_options_are_for_all_or_for_each() -> None:
         ((3,), {}, "prompts must be a text, token ids, or a list of either, got int", "prompts"),
         (({"a": 1},), {}, "prompts must be a text, token ids, or a list of either, got dict", "prompts"),
         ((["a", 3],), {}, "prompt 1: a prompt is a text or token ids, got int", "prompts"),
+        (([5, True],), {}, "input_ids: token ids are integers", "input_ids"),
+        (("a", {1: 2}), {}, "the name of a sampling parameter is a text, got 1", None),
         ((["a", [1.5]],), {}, "prompt 1: input_ids: token ids are integers", "input_ids"),
         ((["a", []],), {}, "prompt 1: input_ids is empty", "input_ids"),
         (([[1], [100]],), {}, "prompt 1: input_ids: ids must be between 0 and 99, got 100", "input_ids"),
@@ -108,7 +110,7 @@ def test_conversations_take_the_rest_of_the_context_and_no_first_token_of_the_to
     assert (len(batch.asks), batch.many) == (2, True)
 
 
-@pytest.mark.parametrize("messages", ["hello", ["hello"], {"role": "user"}, [HELLO, "x"], [HELLO, 3], [["x"]]])
+@pytest.mark.parametrize("messages", [None, "hello", ["hello"], {"role": "user"}, [HELLO, "x"], [HELLO, 3], [["x"]]])
 def test_what_is_no_conversation_is_refused(messages: Any) -> None:
     with pytest.raises(BadRequest, match="messages must be a list of dicts"):
         admit_conversations(MANAGER, messages, None, {}, {})

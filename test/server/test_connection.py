@@ -6,10 +6,12 @@ import asyncio
 import gzip
 import json
 import logging
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp.compression_utils import ZLibDecompressor
 
 from radixpd.config.settings import ServerSettings
 from radixpd.runtime.messages import Abort, Generate
@@ -39,6 +41,7 @@ async def answer_to(api, *parts: bytes, half_close: bool = False) -> tuple[int, 
             writer.write_eof()
         async with asyncio.timeout(10):
             raw = await reader.read()
+    assert raw.startswith(b"HTTP/1.")
     head, _, body = raw.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
@@ -56,6 +59,8 @@ REFUSED = {
     "header of 1 MiB": (b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 2**20 + b"\r\n\r\n", 431),
     "target of 1 MiB": (b"GET /health?" + b"y" * 2**20 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
     "10 000 headers": (b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: 1\r\n" % i for i in range(10_000)) + b"\r\n", 431),
+    "HTTP/0.9": (b"GET /health\r\n\r\n", 400),
+    "HTTP/2.0 in words": (b"GET /health HTTP/2.0\r\nHost: x\r\n\r\n", 400),
     "no host": (b"GET /health HTTP/1.1\r\n\r\n", 400),
     "two lengths": (HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400),
     "negative length": (HEAD + b"Content-Length: -2\r\n\r\n{}", 400),
@@ -64,6 +69,7 @@ REFUSED = {
     "brotli": (HEAD + b"Content-Encoding: br\r\nContent-Length: 5\r\n\r\nhello", 415),
     "unknown encoding": (HEAD + b"Connection: close\r\nContent-Encoding: sesame\r\nContent-Length: 2\r\n\r\n{}", 415),
     "expectation": (b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: a miracle\r\n\r\n", 417),
+    "expectation in odd bytes": (b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: \xff\xfe\r\n\r\n", 417),
     "control character": (b"GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sesame\x01\r\n\r\n", 400),
     "length in words": (b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: sesame\r\n\r\n", 400),
     "target": (b"GET http://[sesame HTTP/1.1\r\nHost: x\r\n\r\n", 400),
@@ -136,6 +142,28 @@ async def test_gzip_is_understood(api) -> None:
     raw = HEAD + b"Connection: close\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed
     status, _, body = await answer_to(api, raw)
     assert (status, json.loads(body)["text"]) == (200, "abc")
+
+
+async def test_what_nobody_reads_is_not_unpacked(api, monkeypatch) -> None:
+    """A packed body that is refused must not go on being unpacked: a few MiB of it would hold up everybody for seconds."""
+    unpacked = 0
+    unpack = ZLibDecompressor.decompress_sync
+
+    def counted(self, *args, **options) -> bytes:
+        nonlocal unpacked
+        piece = unpack(self, *args, **options)
+        unpacked += len(piece)
+        return piece
+
+    monkeypatch.setattr(ZLibDecompressor, "decompress_sync", counted)
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    bomb = packer.compress(bytes(2**28)) + packer.flush()
+    for route, status in ((b"/nope", 404), (b"/health", 405)):
+        head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % (route, len(bomb))
+        found, _, body = await answer_to(api, head, bomb, half_close=True)
+        assert found == status
+        json.loads(body)
+    assert 0 < unpacked < 2**24
 
 
 async def test_the_answer_comes_before_the_bytes_that_follow_it(api) -> None:

@@ -14,6 +14,7 @@ from server.test_connection import HEAD, answer_to, opened
 from radixpd.config.settings import SchedulerSettings, ServerSettings
 from radixpd.runtime.messages import Abort, Generate
 from radixpd.server import app
+from radixpd.server import stream as streams
 
 ROUTES = ["/generate", "/v1/completions", "/v1/chat/completions"]
 ENDLESS = {"ignore_eos": True, "max_new_tokens": 400}
@@ -154,6 +155,18 @@ async def test_a_client_that_reads_late_is_told_of_its_deadline(make_api) -> Non
             while not got.endswith(b"0\r\n\r\n"):
                 got += await asyncio.get_running_loop().sock_recv(client, 2**20)
     assert got.count(b"deadline_exceeded") == 1
+
+
+async def test_a_client_that_never_reads_does_not_keep_its_place(make_api, monkeypatch) -> None:
+    """Without any deadline of the server's own: the stream's writes have one."""
+    monkeypatch.setattr(streams, "STALLED_SECONDS", 0.2)
+    api = await make_api(server=ServerSettings(max_concurrent_requests=1), context_length=2**17, max_total_tokens=2**18)
+    with socket.socket() as client:
+        await stalled(api, client)
+        async with asyncio.timeout(10):
+            while api.http.server.runner.server.connections:
+                await asyncio.sleep(0)
+        assert (await api.generate("abc"))["text"] == "abc"
 
 
 async def test_a_body_that_trickles_in_is_408(make_api) -> None:

@@ -56,7 +56,10 @@ export class TreeView {
     this.#arrange(order);
     this.root.style.height = `${ROW * (this.placed.at(-1)?.end ?? 1)}px`;
     const first = this.placed.find((place) => place.node)?.node.id;
-    if (!this.bars.has(this.current)) this.current = first ?? null;
+    if (!this.bars.has(this.current)) {
+      this.current = first ?? null;
+      this.details.replaceChildren(); // what they told is no more
+    }
     for (const [id, bar] of this.bars) bar.tabIndex = id === this.current ? 0 : -1;
     this.#tell();
   }
