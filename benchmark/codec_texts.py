@@ -8,9 +8,9 @@ from __future__ import annotations
 __all__ = ["TEXTS"]
 
 LIGHTHOUSE = """The lighthouse at Carrow Point was older than the village it served. Nobody knew who had laid the first stones, but the
-tower had been rebuilt twice, once after a fire and once after a storm that took the lantern room clean off and dropped it into the bay. Martha
-Quill had kept the light for nineteen years. She wound the clockwork every four hours, trimmed the wick at dusk and wrote a line in the
-log each morning: the wind, the glass, the number of sails. On the third of November she wrote something different. "A boat without
+tower had been rebuilt twice, once after a fire and once after a storm that took the lantern room clean off and dropped it into the bay.
+Martha Quill had kept the light for nineteen years. She wound the clockwork every four hours, trimmed the wick at dusk and wrote a line in
+the log each morning: the wind, the glass, the number of sails. On the third of November she wrote something different. "A boat without
 lamps," she wrote, "moving against the tide." She had watched it from the gallery until the mist closed over the water. It was long and
 low, with six oars on each side, and it made no sound at all. When she went down to the harbour the next day and asked the fishermen
 whether they had seen it, they looked at each other and then at their nets. Old Peter Hale was the only one who answered. "My grandfather
@@ -161,15 +161,15 @@ oat cream instead of cream; the taste is slightly sweeter."""
 
 HISTORY = """Before the telegraph, news travelled at the speed of a horse or a ship. A merchant in London who wanted to know the price of
 cotton in Alexandria waited five weeks for the answer, and by then the price had changed. The optical telegraph, built in France in the
-1790s, was the first system that carried messages faster than any traveller. It consisted of towers about ten kilometres apart, each with a pair
-of jointed arms on its roof that could be set in almost a hundred positions. An operator watched the next tower through a telescope and
-copied its signal with his own arms. In clear weather a short message crossed the country in less than half an hour. At night and in fog
-the line was dead. The electric telegraph removed this limit in the 1840s. A single wire on wooden poles cost far less than a chain of
+1790s, was the first system that carried messages faster than any traveller. It consisted of towers about ten kilometres apart, each with
+a pair of jointed arms on its roof that could be set in almost a hundred positions. An operator watched the next tower through a telescope
+and copied its signal with his own arms. In clear weather a short message crossed the country in less than half an hour. At night and in
+fog the line was dead. The electric telegraph removed this limit in the 1840s. A single wire on wooden poles cost far less than a chain of
 towers, worked in the dark and needed trained people only at its ends. Railways adopted it first, because they had to know where their
 trains were. Newspapers followed, and then banks. In 1866, after two failures, a cable was laid across the Atlantic that lasted, and the
-time it took for news to pass between Europe and America fell from ten days to a few minutes. Prices on the two sides of the ocean began to
-move together. Historians have called the network of cables that covered the world by 1900 the first internet, and although the comparison
-is loose, the complaints of that time about haste, gossip and information without end sound very familiar."""
+time it took for news to pass between Europe and America fell from ten days to a few minutes. Prices on the two sides of the ocean began
+to move together. Historians have called the network of cables that covered the world by 1900 the first internet, and although the
+comparison is loose, the complaints of that time about haste, gossip and information without end sound very familiar."""
 
 RULES = """Article 1. The society is called the Riverside Reading Society. Its seat is in the public library.
 Article 2. The purpose of the society is to promote reading, to maintain a collection of books for its members, and to hold public lectures.

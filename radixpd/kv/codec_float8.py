@@ -39,7 +39,9 @@ class Float8:
         """Fill `body`; there are no variants, so the flags are 0."""
         scratch = torch.empty(min(len(pages), self._chunk), *pages.shape[1:])
         for first, last in self.spans(len(pages)):
-            values = scratch[: last - first].copy_(pages[first:last]).clamp_(-_MAX, _MAX)  # without the clamp 449 would become NaN
+            values = (
+                scratch[: last - first].copy_(pages[first:last]).clamp_(-_MAX, _MAX)
+            )  # not every torch saturates by itself: some make it NaN
             codes = values.to(torch.float8_e4m3fn).view(torch.uint8).flatten()
             if _holds_nan(codes):
                 codes.masked_fill_(codes.bitwise_and(_NAN) == _NAN, 0)

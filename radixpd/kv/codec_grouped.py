@@ -5,7 +5,8 @@ key channels have large constant parts that differ by channel. Values are groupe
 stores its bounds (lo, hi) and codes the range between them evenly; a symmetric group stores hi alone (lo = -hi, and 0 stays 0).
 
 Bounds are float16; a send with numbers that float16 does not hold has bfloat16 bounds instead (flag 1), magnitudes above 2**126 saturate,
-NaN becomes 0, infinities saturate. Invariant: |decoded - value| <= half a step + half a unit in the last place of the larger bound. Used by `codec` only.
+NaN becomes 0, infinities saturate. Invariant: a value comes back within half a step and half a unit in the last place of the larger bound.
+Used by `codec` only.
 
 Body: key bounds [1 or 2, groups, width], value bounds [1 or 2, tokens, width / channels], key codes, value codes;
 width = heads * head_dim.
@@ -98,14 +99,16 @@ class Grouped:
             lo = bounds[0] if len(bounds) == 2 else -hi
             if not (bounds.abs().amax() <= limit and (hi - lo).amin() >= 0):  # false for NaN too
                 raise ValueError("integer body with impossible bounds")
+        if self._symmetric and int(parts.values.amin()) == -(2 ** (self._bits - 1)):
+            raise ValueError("integer body with a code beyond its bounds")
 
     def unpack(self, body: torch.Tensor, flags: int, pages: int, span: tuple[int, int], out: torch.Tensor) -> None:
         """Fill `out` [last - first, 2, page_size, kv_heads, head_dim] with pages `first .. last`."""
         parts, (first, last) = self._parts(body, pages), span
         groups = self._groups(span, pages)
         count = groups.stop - groups.start
-        keys = self._loaded(parts.keys[first:last]).view(count, -1, self._width)
-        values = self._loaded(parts.values[first:last]).view(-1, self._channels)
+        keys = self._whole(parts.keys[first:last]).view(count, -1, self._width)
+        values = self._whole(parts.values[first:last]).view(-1, self._channels)
         for half, x, stored, shape in (
             (out[:, 0], keys, parts.key_bounds[:, groups], (-1, count, 1, self._width)),
             (out[:, 1], values, parts.value_bounds[:, first:last], (-1, len(values), 1)),
@@ -162,7 +165,7 @@ class Grouped:
             x = low.add_(8).add_(high, alpha=16)
         codes.copy_(x)
 
-    def _loaded(self, codes: torch.Tensor) -> torch.Tensor:
+    def _whole(self, codes: torch.Tensor) -> torch.Tensor:
         """`_store` undone: float32 [pages, page_size, width]."""
         if self._bits == 8:
             return codes.to(torch.float32)
@@ -199,7 +202,7 @@ def _quantise(x: torch.Tensor, bounds: torch.Tensor, bits: int) -> None:
     middle, step = _scale(bounds, bits)
     inverse = step.clamp_min(_TINY).reciprocal_()
     lowest = -(2 ** (bits - 1)) + (1 if len(bounds) == 1 else 0)
-    x.mul_(inverse).sub_(middle.mul(inverse)).round_().clamp_(lowest, 2 ** (bits - 1) - 1)
+    x.sub_(middle).mul_(inverse).round_().clamp_(lowest, 2 ** (bits - 1) - 1)
 
 
 def _scale(bounds: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -207,8 +210,7 @@ def _scale(bounds: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]
     hi = bounds[-1]
     if len(bounds) == 1:
         return torch.zeros_like(hi), hi / (2 ** (bits - 1) - 1)
-    levels = 2**bits - 1
-    step = hi / levels - bounds[0] / levels  # not (hi - lo) / levels, which overflows
+    step = (hi - bounds[0]) / (2**bits - 1)
     return bounds[0] + step * 2 ** (bits - 1), step
 
 

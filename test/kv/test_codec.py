@@ -291,6 +291,35 @@ def test_a_buffer_of_another_codec_is_refused():
     refused("int8", shape, resealed(data), 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "at", "byte"),
+    [
+        ("fp8_e4m3", "float32", 700, 0x7F),  # NaN
+        ("fp8_e4m3", "float32", -1, 0xFF),
+        ("int8", "float32", 1, 0x7E),  # a lower key bound above the upper one
+        ("int8", "float32", 1, 0x7C),  # infinity
+        ("int8", "float32", -1, 0x80),  # code -128 of a symmetric group
+        ("int4", "float32", 1, 0x7F),  # NaN
+    ],
+)
+def test_bytes_that_no_encoder_writes_are_refused_even_under_a_right_checksum(name, dtype, at, byte):
+    shape = layout(dtype=dtype)
+    data = encoded(name, shape, pages_of(shape, 3))
+    data[HEADER_BYTES + at if at >= 0 else at] = byte
+    refused(name, shape, resealed(data), 3)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_channels_of_one_huge_constant_beside_zeros(name):
+    # One step of such a group is 0, and its inverse times the constant no longer a number: neighbours share a byte with it.
+    shape = layout(heads=1, width=32, page_size=1)
+    x = torch.zeros(3, 2, 1, 1, 32)
+    x[..., 6], x[..., 22] = 2.0**28, 2.0**100
+    back = round_trip(name, shape, x)
+    assert torch.equal(back[:, 0], x[:, 0])
+    assert_within_bounds(name, x, back)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_callers_mistakes_are_value_errors(name):
     shape = layout()
