@@ -13,6 +13,7 @@ import os
 import selectors
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,8 @@ class Mover:
         self._computing: list[Job] = []  # jobs of the step that runs now, with pages that it computes
         self._inputs: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Not earlier: other threads may be about to write to it, and its number could be somebody else's by then.
+        weakref.finalize(self, os.close, self._wake)
         self._asleep = False
         self._wanted = False  # whether the running step has layers that somebody waits for
         self._stop = False
@@ -366,4 +369,3 @@ class Mover:
         for transport in self._transports.values():
             self._guarded(transport.close)
         self._selector.close()
-        os.close(self._wake)

@@ -86,6 +86,7 @@ def test_mapped_memory_is_bounded_over_incarnations_and_gone_in_the_end():
         pair.d.mover.admit(P, TOKEN)
         pair.p.mover.connect(D, pair.d.endpoint, TOKEN)
     pair.close()
+    del pair
     gc.collect()
     assert maps() == before
     assert len(os.listdir("/proc/self/fd")) == descriptors
