@@ -81,7 +81,7 @@ def test_mapped_memory_is_bounded_over_incarnations_and_gone_in_the_end():
         pair.d.reports.wait(Landed(turn))
         assert maps() == before + 3  # two pools, and one seen by the other
         pair.d.close()
-        until(lambda: pair.p.transport.mapped == 0, "unmapping")
+        until(lambda p=pair.p: p.transport.mapped == 0, "unmapping")
         pair.d = Side("shm")
         pair.d.mover.admit(P, TOKEN)
         pair.p.mover.connect(D, pair.d.endpoint, TOKEN)
