@@ -410,6 +410,12 @@ def test_nobody_waits_for_a_listener_that_raises(backend):
 # ---- a peer that is a process of its own ------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A killed process leaves its socket behind: here."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
 def spawn(role, backend, pages=64):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE.parents[1])]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(HERE / "moving.py"), role, backend, str(pages)]
