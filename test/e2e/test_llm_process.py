@@ -139,7 +139,7 @@ sys.exit(7)
     code, err = program.end()
     assert code == 7
     assert "EngineFailed: this LLM has been shut down" in err  # what the daemon thread heard
-    until(lambda: nothing_left(program, home), "no process, no directory", seconds=5)
+    until(lambda: nothing_left(program, home), "no process, no directory")
 
 
 @pytest.mark.full
@@ -170,7 +170,7 @@ say(len(llm.generate("a", SHORT)["output_ids"]))
     assert program.hears() == [120, True]
     assert program.hears() == 3
     assert program.end()[0] == 0
-    until(lambda: nothing_left(program, home), "no process, no directory", seconds=5)
+    until(lambda: nothing_left(program, home), "no process, no directory")
 
 
 def test_kill_9_of_the_program_leaves_nothing(start: Start, home: str) -> None:
@@ -190,8 +190,8 @@ time.sleep(100)
     fork = program.hears()
     assert set(program.engine()) == set(MODULES)
     os.kill(program.process.pid, signal.SIGKILL)
-    until(lambda: set(session_members(program.process.pid)) == {fork}, "no process of the engine", seconds=5)
-    until(lambda: not os.listdir(home), "no directory", seconds=5)
+    until(lambda: set(session_members(program.process.pid)) == {fork}, "no process of the engine")
+    until(lambda: not os.listdir(home), "no directory")
 
 
 @pytest.mark.parametrize("victim", [*MODULES, pytest.param("stopped scheduler", marks=pytest.mark.full)])
@@ -226,7 +226,7 @@ for call in (plain, stream, coroutine, llm.flush_cache, llm.get_server_info, llm
     assert time.monotonic() - killed < FAILS_WITHIN
     assert [program.hears() for _ in range(7)] == [expected] * 7
     assert program.end()[0] == 0
-    until(lambda: nothing_left(program, home), "no process, no directory", seconds=5)
+    until(lambda: nothing_left(program, home), "no process, no directory")
 
 
 def test_a_fork_cannot_use_it_and_does_not_end_it(start: Start, home: str) -> None:
