@@ -248,6 +248,9 @@ async def test_a_rid_that_is_used_twice_says_where(api) -> None:
     for rid in ("r", "r-0", "r-1"):
         assert "live request" in await refusal({"text": "a", "rid": rid})
     assert await api.post("/abort_request", {"rid": "r-1"}) == {"aborted": 1}
+    async with asyncio.timeout(10):
+        while "r-1" in api.service.client.outputs:
+            await asyncio.sleep(0)
     assert await api.post("/abort_request", {"rid": "r"}) == {"aborted": 1}
     await task
     assert api.service.client.groups == {}
