@@ -222,9 +222,12 @@ for call in (plain, stream, coroutine, llm.flush_cache, llm.get_server_info, llm
         if stopped
         else f"the {victim} process was killed by signal 9 (Killed)"
     )
-    assert [program.hears() for _ in range(3)] == [expected] * 3
+    first = program.hears()
+    # Its children see the supervisor's end as soon as the program does, and may be the first to say so.
+    assert first in ((expected, "the supervisor is gone") if victim == "supervisor" else (expected,))
+    assert [program.hears() for _ in range(2)] == [first] * 2
     assert time.monotonic() - killed < FAILS_WITHIN
-    assert [program.hears() for _ in range(7)] == [expected] * 7
+    assert [program.hears() for _ in range(7)] == [first] * 7
     assert program.end()[0] == 0
     until(lambda: nothing_left(program, home), "no process, no directory")
 
