@@ -11,7 +11,7 @@ __all__ = ["ALIASES", "REFUSED", "REFUSED_PREFIXES", "VALUE_REASONS", "refusal"]
 
 ALIASES = {"model": "model-path", "tp": "tp-size", "tensor-parallel-size": "tp-size"}
 
-PD = "radixpd does not split prefill and decode between servers yet"
+PD = "radixpd's decode servers reserve pages as --schedule-conservativeness says, and its pairs have one tp size"
 TIERS = "radixpd keeps KV in one memory tier so far"
 LORA = "radixpd does not serve LoRA adapters yet"
 SPECULATION = "radixpd does not decode speculatively yet"
@@ -32,10 +32,7 @@ TEMPLATES = "radixpd takes a chat template from the model or from --chat-templat
 MODEL = "radixpd takes the model's files as they are"
 
 _BY_REASON: dict[str, tuple[str, ...]] = {
-    PD: (
-        "disaggregation-mode", "disaggregation-transfer-backend", "disaggregation-bootstrap-port", "disaggregation-ib-device",
-        "num-reserved-decode-tokens", "load-balance-method",
-    ),
+    PD: ("num-reserved-decode-tokens",),
     TIERS: (
         "enable-hierarchical-cache", "hicache-ratio", "hicache-size", "hicache-write-policy", "hicache-storage-backend",
         "hicache-storage-prefetch-policy", "enable-lmcache", "cpu-offload-gb",
@@ -43,7 +40,7 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
     LORA: ("enable-lora", "lora-paths", "max-loras-per-batch", "max-loaded-loras", "max-lora-rank", "enable-lora-overlap-loading"),
     SPECULATION: ("speculative-algorithm", "speculative-draft-model-path", "speculative-num-steps", "speculative-num-draft-tokens"),
     PARALLEL: (
-        "pp-size", "pp", "pipeline-parallel-size", "dp-size", "dp", "data-parallel-size", "attn-cp-size", "enable-dp-attention",
+        "pp-size", "pp", "pipeline-parallel-size", "dp-size", "dp", "data-parallel-size", "load-balance-method", "attn-cp-size", "enable-dp-attention",
         "enable-dp-lm-head", "nnodes", "node-rank", "dist-init-addr", "enable-prefill-delayer", "enable-two-batch-overlap",
         "enable-single-batch-overlap",
     ),
@@ -88,7 +85,8 @@ REFUSED_PREFIXES = {
     "constrained-json-": GRAMMAR,
     "debug-tensor-dump-": OBSERVE,
     "deepep-": EXPERTS,
-    "disaggregation-": PD,
+    "disaggregation-decode-": PD,
+    "disaggregation-prefill-": PD,
     "hicache-": TIERS,
     "lora-": LORA,
     "mamba-": HYBRID,

@@ -12,7 +12,7 @@ from typing import Any
 from radixpd.config.secret import Secret
 
 __all__ = [
-    "CacheSettings", "EngineSettings", "GenerationSettings", "ModelSettings", "ObserveSettings", "SchedulerSettings", "ServerSettings",
+    "CacheSettings", "DisaggregationSettings", "EngineSettings", "GenerationSettings", "ModelSettings", "ObserveSettings", "SchedulerSettings", "ServerSettings",
     "Settings", "flag",
 ]  # fmt: skip
 
@@ -101,6 +101,50 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class DisaggregationSettings:
+    """Prefill and decode on separate servers: which part this server takes, with whom, over what."""
+
+    disaggregation_mode: str = flag(
+        "null", "prefill or decode: one half of a pair of servers; null: whole requests", choices=("null", "prefill", "decode")
+    )
+    disaggregation_bootstrap_port: int = flag(8998, "where a prefill server's scheduler listens for decode servers", low=0, high=65535)
+    disaggregation_transfer_backend: str = flag(
+        "auto",
+        "what carries KV pages; auto = shared memory between servers on one host, tcp otherwise",
+        choices=("auto", "shm", "tcp", "mooncake", "nixl"),
+    )
+    disaggregation_ib_device: str | None = flag(None, "RDMA devices for mooncake, as mlx5_0,mlx5_1; default: TCP")
+    disaggregation_advertise_host: str | None = flag(
+        None, "the address at which other servers reach this one's KV pool; default: --host, or the host's name where that is a wildcard"
+    )
+    disaggregation_secret_file: str | None = flag(
+        None,
+        "file with the secret that all servers of a group share (or environment RADIXPD_DISAGGREGATION_SECRET); without one only loopback "
+        "peers",
+    )
+    disaggregation_peers: tuple[str, ...] = flag(
+        (), "prefill servers that a decode server may call, as host or host:port; may repeat; default: any that a request names", many=True
+    )
+    disaggregation_link_gbps: float = flag(0.0, "pace transfers to so many gigabits a second; 0 = as fast as it goes", low=0, high=10**5)
+    disaggregation_transfer_dtype: str = flag(
+        "none", "compress KV on the wire: none, fp8_e4m3, int8, int4, or auto:int8,int4 to pick among some by the measured link"
+    )
+    disaggregation_local_prefill_tokens: int | None = flag(
+        None, "a decode server computes an uncached rest of at most so many prompt tokens itself; default: one page", low=0, high=2**24
+    )
+    disaggregation_fallback: str = flag(
+        "local", "when a prefill server fails: compute the prompt on the decode server, or fail the request", choices=("local", "fail")
+    )
+    disaggregation_bootstrap_timeout: float = flag(
+        30.0, "seconds that a prefill server waits for the other half of a request", low=0.1, high=86400
+    )
+    disaggregation_reserve_timeout: float = flag(120.0, "seconds that a request waits for pages on a decode server", low=0.1, high=86400)
+    disaggregation_transfer_timeout: float = flag(
+        120.0, "seconds from a decode server's reservation to the last byte of KV", low=0.1, high=86400
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """HTTP: address, keys, limits, end."""
 
@@ -172,3 +216,4 @@ class Settings:
     server: ServerSettings = ServerSettings()
     generation: GenerationSettings = GenerationSettings()
     observe: ObserveSettings = ObserveSettings()
+    disaggregation: DisaggregationSettings = DisaggregationSettings()

@@ -144,9 +144,11 @@ class Quiet:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """Decode: every byte of this room is there."""
+    """Decode: every byte of this room is there. `raw`: bytes of KV that were written, `wire`: bytes that it took to bring them."""
 
     room: int
+    raw: int = 0
+    wire: int = 0
 
 
 @dataclass(frozen=True, slots=True)
