@@ -12,8 +12,8 @@ from typing import Any
 from radixpd.config.secret import Secret
 
 __all__ = [
-    "CacheSettings", "DisaggregationSettings", "EngineSettings", "GenerationSettings", "ModelSettings", "ObserveSettings", "SchedulerSettings", "ServerSettings",
-    "Settings", "flag",
+    "CacheSettings", "DisaggregationSettings", "EngineSettings", "GenerationSettings", "ModelSettings", "ObserveSettings",
+    "SchedulerSettings", "ServerSettings", "Settings", "flag",
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ __all__ = ["Journey"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journey:
-    """Tokens of the prompt: `prompt_tokens = decode_hit + prefill_hit + prefill_computed + local_computed`, where a server that serves whole
+    """Tokens of the prompt: `prompt_tokens = decode_hit + prefill_hit + prefill_computed + local_computed`; a server that serves whole
     requests counts as a decode server. Times in milliseconds; `fallback`: why the decode server computed what another should have."""
 
     prompt_tokens: int
