@@ -41,8 +41,8 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
     SPECULATION: ("speculative-algorithm", "speculative-draft-model-path", "speculative-num-steps", "speculative-num-draft-tokens"),
     PARALLEL: (
         "pp-size", "pp", "pipeline-parallel-size", "dp-size", "dp", "data-parallel-size", "load-balance-method", "attn-cp-size",
-        "enable-dp-attention", "enable-dp-lm-head", "nnodes", "node-rank", "dist-init-addr", "enable-prefill-delayer", "enable-two-batch-overlap",
-        "enable-single-batch-overlap",
+        "enable-dp-attention", "enable-dp-lm-head", "nnodes", "node-rank", "dist-init-addr", "enable-prefill-delayer",
+        "enable-two-batch-overlap", "enable-single-batch-overlap",
     ),
     EXPERTS: ("ep-size", "ep", "expert-parallel-size", "enable-eplb", "ep-num-redundant-experts"),
     GPU: (
