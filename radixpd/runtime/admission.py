@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from radixpd.core.handoff import Room
 from radixpd.core.page_hash import namespace
 from radixpd.core.request import LogprobParams, SamplingParams
 from radixpd.errors import BadRequest
@@ -32,6 +33,7 @@ from radixpd.runtime.fields import (
     read,
     refuse_later,
 )
+from radixpd.runtime.rooms import NO_ROOMS, RoomRule
 from radixpd.text.stop import StopRules
 from radixpd.text.stop_pattern import MAX_PATTERN
 
@@ -51,13 +53,14 @@ NEUTRAL = Sampling(max_new_tokens=128)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this server can hold. `auto_truncate`: what is too long is cut instead of refused."""
+    """What this server can hold. `auto_truncate`: what is too long is cut instead of refused; `rooms`: what it does with `bootstrap_*`."""
 
     vocab_size: int
     context_length: int
     pool_tokens: int
     max_running: int
     auto_truncate: bool = False
+    rooms: RoomRule = NO_ROOMS
 
     @property
     def longest(self) -> int:
@@ -88,6 +91,7 @@ class Ask:
     names: Mapping[str, str]
     no_logs: bool = False  # no line in the request log, nothing in a crash dump
     log_metrics: bool = True  # counts in the latencies of /metrics
+    room: Room | None = None  # where it is handed over between servers
 
 
 def admit(
@@ -126,6 +130,7 @@ def admit(
         names=names,
         no_logs=extra.no_logs is True,
         log_metrics=extra.log_metrics is not False,
+        room=limits.rooms.room(extra.bootstrap_host, extra.bootstrap_port, extra.bootstrap_room),
     )
 
 

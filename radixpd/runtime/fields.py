@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from radixpd.errors import BadRequest
+from radixpd.runtime.rooms import MAX_ROOM
 
 __all__ = ["LATER", "MAX_SAMPLES", "MAX_TOP_LOGPROBS", "TOKENS", "Options", "Sampling", "check_ranges", "read", "refuse_later"]
 
@@ -38,6 +39,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "top_logprobs_num": (0, MAX_TOP_LOGPROBS),
     "stream_interval": (1, 10**6),
     "truncate_prompt_tokens": (-1, TOKENS),
+    "bootstrap_port": (1, 65_535),
+    "bootstrap_room": (0, MAX_ROOM),
 }
 NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 # Fields of features that this server does not have, each with the values that ask for nothing besides the usual ones.
@@ -57,8 +60,7 @@ LATER: dict[str, tuple[Any, ...]] = {
             # Other kinds of input and output.
             "image_data", "video_data", "audio_data", "audio", "mm_processor_kwargs",
             # Adapters, sessions, several servers.
-            "lora_path", "session_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params", "routed_dp_rank",
-            "data_parallel_rank", "disagg_prefill_dp_rank",
+            "lora_path", "session_params", "kv_transfer_params", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank",
         ],
         (),
     ),
@@ -112,6 +114,9 @@ class Options(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     no_logs: bool | None = None
     log_metrics: bool | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
 
 
 def read(kind: type[Struct], body: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Struct:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from radixpd.core.effects import Finished, Prefilled, PromptScored, TokensOut
+from radixpd.core.handoff import Room
 from radixpd.core.load import LoadSnapshot
 from radixpd.core.request import SamplingParams
 from radixpd.core.step import StepPlan, StepResult
@@ -24,7 +25,8 @@ __all__ = [
 
 
 class Generate(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Compute one prompt and sample `len(rids)` outputs from it (`rids[i]` is sample i; every rid is unique while it lives)."""
+    """Compute one prompt and sample `len(rids)` outputs from it (`rids[i]` is sample i; every rid is unique while it lives). `room`: where
+    it is handed over between servers, if it is."""
 
     rids: tuple[str, ...]
     prompt: np.ndarray  # int32 [prompt_length]
@@ -32,6 +34,7 @@ class Generate(msgspec.Struct, tag=True, array_like=True, frozen=True):
     namespace: bytes
     priority: int
     arrived: float  # time.monotonic() of the machine
+    room: Room | None = None
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True, frozen=True):

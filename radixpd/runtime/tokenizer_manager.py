@@ -215,6 +215,7 @@ class TokenizerManager:
                 namespace=who.salted(ask.namespace),
                 priority=ask.priority,
                 arrived=arrived,
+                room=ask.room,
             ),
             group=group,
             cut=len(whole) - len(prompt),

@@ -29,6 +29,7 @@ __all__ = ["DOCS", "PER_PROMPT", "ROUTES", "SHARED", "GenerateBody", "token_ids"
 
 HARMLESS = frozenset(("custom_labels", "routing_key", "model"))
 PER_PROMPT = ("rid", "return_logprob", "logprob_start_len", "top_logprobs_num", "priority", "extra_key", "cache_salt")
+ROOM = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 SHARED = ("truncate_prompt_tokens", "no_logs", "log_metrics")
 
 Item = TypeVar("Item")
@@ -54,6 +55,9 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     no_logs: bool | None = None
     log_metrics: bool | None = None
+    bootstrap_host: str | list[str | None] | None = None
+    bootstrap_port: int | list[int | None] | None = None
+    bootstrap_room: int | list[int | None] | None = None
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
@@ -143,7 +147,7 @@ def _ask(body: GenerateBody, prompt: str | list[int], index: int, count: int | N
     sampling: dict[str, Any] = pick(body.sampling_params, index, count, "sampling_params") or {}
     refuse_later(sampling)
     warn_unknown(sampling, {*Sampling.__struct_fields__, *LATER})
-    options = pick_all({name: getattr(body, name) for name in PER_PROMPT}, index, count)
+    options = pick_all({name: getattr(body, name) for name in (*PER_PROMPT, *ROOM)}, index, count)
     options |= {name: getattr(body, name) for name in SHARED}
     options["token_ids_logprob"] = token_ids(body.token_ids_logprob, index, count)
     names = {} if isinstance(prompt, str) else {"text": "input_ids"}

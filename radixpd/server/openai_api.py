@@ -37,7 +37,7 @@ from radixpd.server.stream import DONE, Piece, intervals, stream
 
 __all__ = ["DOCS", "ROUTES"]
 
-PER_PROMPT = ("rid", "priority", "extra_key", "cache_salt")
+PER_PROMPT = ("rid", "priority", "extra_key", "cache_salt", "bootstrap_host", "bootstrap_port", "bootstrap_room")
 
 
 async def completions(request: web.Request) -> web.StreamResponse:

@@ -46,7 +46,12 @@ SAMPLING_NAMES = {
     "no_stop_trim": "no_stop_trim",
     "stream_interval": "stream_interval",
 }
-OPTION_NAMES = frozenset(("rid", "priority", "extra_key", "cache_salt", "truncate_prompt_tokens", "no_logs", "log_metrics"))
+OPTION_NAMES = frozenset(
+    [
+        "rid", "priority", "extra_key", "cache_salt", "truncate_prompt_tokens", "no_logs", "log_metrics",
+        "bootstrap_host", "bootstrap_port", "bootstrap_room",
+    ]
+)  # fmt: skip
 WISHES = {**SAMPLING_NAMES, **{name: name for name in sorted(OPTION_NAMES)}}  # for the description of the routes
 HARMLESS = frozenset(
     ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"]
@@ -78,6 +83,9 @@ class CompletionBody(msgspec.Struct, kw_only=True):
     priority: int | list[int] | None = None
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
+    bootstrap_host: str | list[str | None] | None = None
+    bootstrap_port: int | list[int | None] | None = None
+    bootstrap_room: int | list[int | None] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from radixpd.core.effects import Finished, TokensOut
+from radixpd.core.handoff import Room
 from radixpd.core.request import Finish, LogprobParams, SamplingParams
 from radixpd.core.step import PromptScores, Score, SlotBegin, StepPlan, StepResult, TokenLogprobs, no_ids
 from radixpd.runtime.links import ARRAY, Addresses, Receiver, Sender, decoder, encode
@@ -44,8 +45,9 @@ def address() -> Iterator[str]:
 def test_a_request_crosses_unchanged(context: zmq.Context[Any], address: str) -> None:
     receiver: Receiver[FromApi] = Receiver(context, address, FromApi, bind=True)
     sender = Sender(context, address)
+    room = Room(2**63 - 1, "127.0.0.1:8998")
     params = SamplingParams(stop=("\n",), logit_bias=((3, -1.5),), logprobs=LogprobParams(top=2, start=0, token_ids=(7,)))
-    sender.send(Generate(("a", "b"), ids(1, 2, 3), params, b"\x00\xff", -2, 12.5))
+    sender.send(Generate(("a", "b"), ids(1, 2, 3), params, b"\x00\xff", -2, 12.5, room))
     sender.send(Control(4, "state"))
     got: list[FromApi] = []
     while len(got) < 2:
@@ -54,6 +56,7 @@ def test_a_request_crosses_unchanged(context: zmq.Context[Any], address: str) ->
     first, second = got
     assert isinstance(first, Generate)
     assert (first.rids, first.params, first.namespace, first.priority, first.arrived) == (("a", "b"), params, b"\x00\xff", -2, 12.5)
+    assert first.room == room
     assert first.prompt.dtype == np.int32
     assert first.prompt.tolist() == [1, 2, 3]
     assert second == Control(4, "state")
