@@ -25,7 +25,7 @@ from radixpd.kv.arrivals import Arrivals
 from radixpd.kv.link import Link
 from radixpd.kv.outbox import Job, Lane, Piece
 from radixpd.kv.pool import Pool
-from radixpd.kv.transport import Counters, Endpoint, Finished, Ground, KVTransport, News, TransportOptions, create
+from radixpd.kv.transport import Counters, Endpoint, Finished, Ground, KVTransport, News, TransportOptions, choose, create
 
 __all__ = ["Mover", "MoverOptions"]
 
@@ -113,9 +113,9 @@ class Mover:
             self._ended[order.room] = self._clock()
         self._put(lambda: self._obey(order))
 
-    def connect(self, peer: str, endpoint: Endpoint, token: bytes) -> None:
-        """Know where to write for a peer. A failure is told by its tickets."""
-        self._put(lambda: self._connect(peer, endpoint, token))
+    def connect(self, peer: str, offered: tuple[Endpoint, ...], token: bytes) -> None:
+        """Know where to write for a peer: at the best of its endpoints. A failure is told by its tickets."""
+        self._put(lambda: self._connect(peer, offered, token))
 
     def admit(self, peer: str, token: bytes) -> None:
         """Let a peer write here (what `ExpectRoom` permits)."""
@@ -247,11 +247,10 @@ class Mover:
         if all(answers):
             self._tell(Quiet(room))
 
-    def _connect(self, peer: str, endpoint: Endpoint, token: bytes) -> None:
+    def _connect(self, peer: str, offered: tuple[Endpoint, ...], token: bytes) -> None:
         self._troubles.pop(peer, None)
         try:
-            if endpoint.transport not in self._transports:
-                raise PeerFailed(f"it is reached by {endpoint.transport}, which is not one of {', '.join(self._transports)}")
+            endpoint = choose(offered, tuple(self._transports))
             self._transports[endpoint.transport].meet(peer, token, endpoint)
         except PeerFailed as error:
             logger.error("%s cannot be written to: %s", peer, error)

@@ -120,7 +120,7 @@ class Pair:
         self.d = Side(backend, **options)
         self.p = Side(backend, fill=True, **options)
         self.d.mover.admit(P, TOKEN)
-        self.p.mover.connect(D, self.d.endpoint, TOKEN)
+        self.p.mover.connect(D, (self.d.endpoint,), TOKEN)
 
     def expect(self, *pages, room=7, peer=P):
         self.d.mover.order(ExpectRoom(room, peer, np.array(pages, dtype=np.int32)))
@@ -150,7 +150,7 @@ def main():
             side.do(lambda: None)
             print("expected", flush=True)
         return
-    side.mover.connect(D, Endpoint(**json.loads(sys.stdin.readline())), TOKEN)
+    side.mover.connect(D, (Endpoint(**json.loads(sys.stdin.readline())),), TOKEN)
     side.mover.begin([send(range(4), range(4), ready=0)])
     side.mover.layer_done(0)
     sys.stdin.read()

@@ -272,7 +272,7 @@ def test_pages_outside_of_the_pool_are_refused(pair, page):
 def test_a_peer_cannot_write_into_the_room_of_another(pair, backend):
     other = Side(backend, fill=True)
     pair.d.mover.admit("other:1", b"another-token-of-its-own")
-    other.mover.connect(D, pair.d.endpoint, b"another-token-of-its-own")
+    other.mover.connect(D, (pair.d.endpoint,), b"another-token-of-its-own")
     pair.expect(*range(4))
     other.mover.begin([send(range(4), range(4))])
     other.reports.wait(failed(1, "does not expect this room"))
@@ -287,14 +287,14 @@ def test_the_wrong_token_opens_nothing_and_is_counted(backend):
     decode, prefill = Side(backend), Side(backend, fill=True, connect=0.3)
     decode.mover.admit(P, TOKEN)
     decode.mover.order(ExpectRoom(7, P, ids(1, 2)))
-    prefill.mover.connect(D, decode.endpoint, TOKEN + b"!")
+    prefill.mover.connect(D, (decode.endpoint,), TOKEN + b"!")
     prefill.mover.begin([send([1, 2], [1, 2])])
     prefill.reports.wait(failed(1))
     assert decode.mover.counters.wrong_tokens > 0
     assert decode.mover.counters.bytes_in == 0
     assert not any(decode.page(layer, page).any() for layer in range(LAYOUT.layers) for page in range(64))
     # The right one later is all that is needed.
-    prefill.mover.connect(D, decode.endpoint, TOKEN)
+    prefill.mover.connect(D, (decode.endpoint,), TOKEN)
     prefill.mover.begin([send([1, 2], [1, 2], ticket=2, room=8)])
     decode.mover.order(ExpectRoom(8, P, ids(1, 2)))
     decode.reports.wait(Landed(8))
@@ -304,10 +304,10 @@ def test_the_wrong_token_opens_nothing_and_is_counted(backend):
 
 def test_another_layout_or_an_unknown_way_is_named_in_the_ticket(backend):
     prefill, decode = Side(backend), Side(backend, layout=KVLayout(layers=4, kv_heads=2, head_dim=8, page_size=8, dtype="float32"))
-    prefill.mover.connect(D, decode.endpoint, TOKEN)
+    prefill.mover.connect(D, (decode.endpoint,), TOKEN)
     prefill.mover.begin([send([1], [1])])
     prefill.reports.wait(failed(1, f"the peer's KV layout is {decode.pool.layout.fingerprint}"))
-    prefill.mover.connect(D, Endpoint("pigeon", "", 64, LAYOUT.fingerprint), TOKEN)
+    prefill.mover.connect(D, (Endpoint("pigeon", "", 64, LAYOUT.fingerprint),), TOKEN)
     prefill.mover.begin([send([1], [1], ticket=2, room=8)])
     prefill.reports.wait(failed(2, "pigeon"))
     prefill.mover.begin([send([1], [1], ticket=3, room=9, peer="nobody:1")])
@@ -368,7 +368,7 @@ def test_a_new_incarnation_on_either_side_works_at_once(pair, backend):
     for turn in range(5):
         token = b"a-token-of-another-incarnation-%d" % turn
         pair.d.mover.admit(P, token)
-        pair.p.mover.connect(D, pair.d.endpoint, token)
+        pair.p.mover.connect(D, (pair.d.endpoint,), token)
         pair.expect(2, room=8 + turn)
         pair.p.mover.begin([send([turn], [2], ticket=8 + turn, room=8 + turn)])
         pair.d.reports.wait(Landed(8 + turn))
@@ -447,7 +447,7 @@ def test_a_killed_sender_is_lost_and_its_rooms_are_over(backend):
 
 def test_a_killed_receiver_fails_tickets_and_is_unmapped(backend):
     prefill, child = Side(backend, fill=True, connect=0.5), spawn("decode", backend)
-    prefill.mover.connect(D, Endpoint(**json.loads(child.stdout.readline())), TOKEN)
+    prefill.mover.connect(D, (Endpoint(**json.loads(child.stdout.readline())),), TOKEN)
     child.stdin.write("7 0 1 2 3\n")
     child.stdin.flush()
     assert child.stdout.readline() == "expected\n"
@@ -465,7 +465,7 @@ def test_a_killed_receiver_fails_tickets_and_is_unmapped(backend):
 def test_quiet_waits_until_a_paused_tcp_receiver_has_forgotten_the_room():
     layout_pages = 2048  # 16 MiB: more than the sockets between the two can hold
     prefill, child = Side("tcp", fill=True, pages=layout_pages, stall=0.5), spawn("decode", "tcp", layout_pages)
-    prefill.mover.connect(D, Endpoint(**json.loads(child.stdout.readline())), TOKEN)
+    prefill.mover.connect(D, (Endpoint(**json.loads(child.stdout.readline())),), TOKEN)
     child.stdin.write("7 " + " ".join(map(str, range(layout_pages))) + "\n")
     child.stdin.flush()
     assert child.stdout.readline() == "expected\n"

@@ -84,7 +84,7 @@ def test_mapped_memory_is_bounded_over_incarnations_and_gone_in_the_end():
         until(lambda p=pair.p: p.transport.mapped == 0, "unmapping")
         pair.d = Side("shm")
         pair.d.mover.admit(P, TOKEN)
-        pair.p.mover.connect(D, pair.d.endpoint, TOKEN)
+        pair.p.mover.connect(D, (pair.d.endpoint,), TOKEN)
     pair.close()
     del pair
     gc.collect()
@@ -95,7 +95,7 @@ def test_mapped_memory_is_bounded_over_incarnations_and_gone_in_the_end():
 def test_a_pool_of_another_size_is_not_mapped():
     decode, prefill = Side("shm"), Side("shm", fill=True, connect=0.3)
     decode.mover.admit(P, TOKEN)
-    prefill.mover.connect(D, replace(decode.endpoint, pages=65), TOKEN)
+    prefill.mover.connect(D, (replace(decode.endpoint, pages=65),), TOKEN)
     prefill.mover.begin([send([1], [1])])
     prefill.reports.wait(lambda report: "pool has" in report.error)
     assert prefill.transport.mapped == 0
@@ -119,7 +119,7 @@ def test_a_connection_that_ends_without_a_word_is_no_proof():
 
 def test_another_host_is_refused_by_name():
     side = Side("shm")
-    side.mover.connect(D, replace(side.endpoint, boot_id="another"), TOKEN)
+    side.mover.connect(D, (replace(side.endpoint, boot_id="another"),), TOKEN)
     side.mover.begin([send([1], [1])])
     side.reports.wait(lambda report: "another" in report.error and "one host" in report.error)
     side.close()

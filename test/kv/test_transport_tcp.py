@@ -213,7 +213,7 @@ def test_an_impostor_gets_no_page():
     """Whoever listens at the peer's address without its token hears no KV."""
     listener = socket.create_server(("127.0.0.1", 0))
     prefill = Side("tcp", fill=True, connect=0.5)
-    prefill.mover.connect(D, Endpoint("tcp", f"127.0.0.1:{listener.getsockname()[1]}", 64, LAYOUT.fingerprint), TOKEN)
+    prefill.mover.connect(D, (Endpoint("tcp", f"127.0.0.1:{listener.getsockname()[1]}", 64, LAYOUT.fingerprint),), TOKEN)
     prefill.mover.begin([send([1], [1])])
     sock, _ = listener.accept()
     sock.settimeout(10)
@@ -284,7 +284,7 @@ def test_a_short_token_or_a_senseless_address_is_refused():
             (Endpoint("tcp", "127.0.0.1:1", 0, LAYOUT.fingerprint), TOKEN, "0 pages"),
         ]
     ):
-        side.mover.connect(D, endpoint, token)
+        side.mover.connect(D, (endpoint,), token)
         side.mover.begin([send([1], [1], ticket=ticket)])
         side.reports.wait(lambda report, ticket=ticket, words=words: report.ticket == ticket and words in report.error)
     side.close()
