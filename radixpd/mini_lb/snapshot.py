@@ -1,0 +1,148 @@
+"""What a choice sees and what it says: workers as they look now, the request that asks, the answer with its reasons.
+
+Frozen records, no behaviour beyond derived figures: policies are functions of these alone, so that proxy and simulation share them. Lengths
+are tokens, times are seconds. `fleet` (or the simulator) fills in what workers report; `dispatch` adds what it sent and they have not yet
+reported, and what each has cached of the prompt at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["Candidate", "Choice", "DecodeModel", "Hits", "PrefillModel", "Role", "RouteAsk", "WorkerSnapshot"]
+
+Role = Literal["regular", "prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillModel:
+    """Seconds that a worker takes for prompts: `a + b*sum(n) + c*sum(n^2)`, fitted online by `cost`."""
+
+    a: float = 0.005
+    b: float = 0.0001
+    c: float = 0.0
+
+    def seconds(self, new: int, cached: int = 0) -> float:
+        """For one prompt of `cached + new` tokens; attention of the new ones over all costs (cached + new)^2 - cached^2."""
+        return self.a + self.work(new, cached)
+
+    def work(self, new: int, cached: int = 0) -> float:
+        """`seconds` without the fixed part."""
+        return self.b * new + self.c * new * (new + 2 * cached)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeModel:
+    """Seconds of one decode step with `rows` running requests that hold `tokens` of KV."""
+
+    base: float = 0.005
+    per_row: float = 0.0002
+    per_token: float = 0.0
+
+    def step(self, rows: int, tokens: int) -> float:
+        """Time per output token in such a batch."""
+        return self.base + self.per_row * rows + self.per_token * tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Tokens of a prompt that a worker has: `device` from the pool it computes from, `host` those after them in an offload tier.
+
+    `exact`: from the worker's own events; else from what was sent there before.
+    """
+
+    device: int = 0
+    host: int = 0
+    exact: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """All that need not be computed."""
+        return self.device + self.host
+
+
+NO_HITS = Hits()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSnapshot:
+    """One worker. `name` is unique and stays over restarts. `usable`: healthy, circuit not open, not draining.
+
+    Reported by the worker: running, waiting, max_running, kv_tokens, free_tokens. From `dispatch`: in_flight, queued_*, hits, models.
+    """
+
+    name: str
+    url: str = ""
+    role: Role = "regular"
+    usable: bool = True
+    events: bool = False  # publishes KV events, so that the exact index knows its cache
+    running: int = 0  # requests that hold a slot
+    waiting: int = 0  # requests without one
+    max_running: int = 0  # slots; 0 for unknown
+    kv_tokens: int = 0  # of the KV pool; 0 for unknown
+    free_tokens: int = 0  # of them, free or only cached
+    in_flight: int = 0  # requests sent there whose answer has not ended, and those of others as last reported
+    queued_tokens: int = 0  # uncached prompt tokens ahead of a new request
+    queued_s: float = 0.0  # how long they will still take
+    hits: Hits = NO_HITS
+    prefill: PrefillModel = PrefillModel()
+    decode: DecodeModel = DecodeModel()
+
+
+@dataclass(frozen=True, slots=True)
+class RouteAsk:
+    """A request that wants a worker. `pages`: event ids of its full pages of `page_size` tokens, already chained on its namespace.
+
+    `prompt` is the text (or token bytes) for the approximate tree, under `namespace`; both may be empty where nothing is known.
+    """
+
+    rid: str = ""
+    tokens: int = 0
+    pages: tuple[int, ...] = ()
+    page_size: int = 16
+    prompt: bytes = b""
+    namespace: bytes = b""
+    user: str = ""  # what consistent_hash keeps together: a header or the user field
+    output_tokens: int = 0  # how many it is expected to write; 0 for unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One worker (or one pair) that was considered: `ttft_s` is the sum of the parts, `score` what was compared (lower wins)."""
+
+    worker: str
+    score: float
+    decode: str = ""
+    hits: Hits = NO_HITS
+    decode_hits: Hits = NO_HITS
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    transfer_s: float = 0.0
+    decode_s: float = 0.0  # what slots and KV pressure at the generating side add
+    tpot_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """Estimated time to first token."""
+        return self.queue_s + self.prefill_s + self.transfer_s + self.decode_s
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Who computes the prompt (`worker`) and, where that is somebody else, who generates (`decode`). `candidates[0]` is the chosen one."""
+
+    worker: str
+    reason: str
+    decode: str = ""
+    candidates: tuple[Candidate, ...] = field(default=())
+
+    @property
+    def chosen(self) -> Candidate:
+        """The estimates of the chosen worker or pair."""
+        return self.candidates[0]
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether two workers share the request."""
+        return bool(self.decode)
