@@ -3,7 +3,7 @@
 aiohttp answers bytes that are no HTTP in plain text, with a trace in the log; leaves a handler waiting for a body that turned out damaged;
 closes so fast that the refusal is lost; and drops a client that has only closed its sending side. Invariant: whatever arrives is answered
 in the JSON error shape or not at all, and costs at most one line in the log, without the client's bytes (they may hold a key). Overrides
-methods of aiohttp's `RequestHandler`; tests with raw sockets hold them. Called by the API process's main and by tests.
+methods of aiohttp's `RequestHandler`; tests with raw sockets hold them. Called by the API process, the load balancer and tests.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError, L
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import _ErrInfo
 
-from radixpd.server.guards import SERVER
-from radixpd.server.replies import BAD_ENCODING, INTERNAL, status_reply
-from radixpd.server.service import SERVICE
+from radixpd.server.error_shape import BAD_ENCODING, INTERNAL, SERVER, status_reply
 
 __all__ = ["Runner"]
 
@@ -42,15 +40,14 @@ logger = logging.getLogger(__name__)
 
 
 class Runner(web.AppRunner):
-    """An application on its way to sockets."""
+    """An application on its way to sockets. `max_header_size`: of the request line and of a header, in bytes."""
 
-    def __init__(self, app: web.Application, **options: Any) -> None:
-        limit = app[SERVICE].resolved.settings.server.max_header_size
+    def __init__(self, app: web.Application, *, max_header_size: int, **options: Any) -> None:
         ours: dict[str, Any] = {
             "access_log": None,
             "keepalive_timeout": KEEP_ALIVE,
-            "max_line_size": limit,
-            "max_field_size": limit,
+            "max_line_size": max_header_size,
+            "max_field_size": max_header_size,
             "max_headers": MAX_HEADERS,
             # A client that hangs up cancels its handler, which aborts what it has started.
             "handler_cancellation": True,

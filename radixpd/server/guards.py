@@ -18,13 +18,12 @@ from aiohttp.typedefs import Handler
 from radixpd.config.settings import ServerSettings
 from radixpd.errors import BadRequest, DeadlineExceeded, Overloaded
 from radixpd.runtime.caller import REQUEST_ID_FORM, Caller, caller, set_caller
-from radixpd.server.replies import status_reply
+from radixpd.server.error_shape import SERVER, status_reply
 
-__all__ = ["REQUEST_ID", "REQUEST_ID_FORM", "SERVER", "Cors", "Gate", "Keys", "stamp"]
+__all__ = ["REQUEST_ID", "REQUEST_ID_FORM", "Cors", "Gate", "Keys", "stamp"]
 
 OPEN_PATHS = frozenset(("/health",))
 REQUEST_ID = "X-Request-Id"
-SERVER = "radixpd"
 TENANT = "radixpd tenant"  # what a key's digest is for; a change empties every tenant's cache
 BROWSER_CHALLENGE = 'Basic realm="radixpd: any name, an API key as password", charset="UTF-8"'
 METHODS = "GET, HEAD, POST, PUT, OPTIONS"

@@ -127,7 +127,8 @@ async def serve(launch: child.Launch, listener: socket.socket) -> int:
     loop.add_reader(child.CONTROL_FD, _Control(client, end).on_readable)
     recorder = _recorder(resolved)
     service = build_service(resolved, client, recorder=recorder)
-    runner = Runner(build_app(service), shutdown_timeout=LAST_WRITES)
+    limit = resolved.settings.server.max_header_size
+    runner = Runner(build_app(service), max_header_size=limit, shutdown_timeout=LAST_WRITES)
     await runner.setup()
     await web.SockSite(runner, listener, backlog=BACKLOG).start()
     loop.add_signal_handler(signal.SIGTERM, _settle, end, _End.DRAIN)

@@ -17,14 +17,14 @@ from radixpd.runtime.client import Client
 from radixpd.server.app import build_app
 from radixpd.server.connection import Runner
 from radixpd.server.process import build_service, open_service
-from radixpd.server.service import Service
+from radixpd.server.service import SERVICE, Service
 
 
 class Listening(TestServer):
     """The application on the real server's kind of connection."""
 
     async def _make_runner(self, **options: Any) -> Runner:
-        return Runner(self.app, **options)
+        return Runner(self.app, max_header_size=self.app[SERVICE].resolved.settings.server.max_header_size, **options)
 
 
 @dataclass
