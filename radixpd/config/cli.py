@@ -1,8 +1,10 @@
 """Command line (and `--config file.yaml`), or keywords of a program -> `Settings`, built from the metadata of the settings' fields.
 
+`parse_as` does the same for another program's settings (the load balancer's): a dataclass of groups whose fields are `settings.flag`s.
+
 Invariant: a value is checked once, by the same code, wherever it comes from; the command line wins over the file. Every fault is a
-`ConfigError` of one line that names the flag, the value and what is allowed, and never shows a secret. Called by the `launch_*` modules
-and `llm`.
+`ConfigError` of one line that names the flag, the value and what is allowed, and never shows a secret. Called by the `launch_*` modules,
+the load balancer and `llm`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 
@@ -29,7 +31,9 @@ from radixpd.config.secret import Secret
 from radixpd.config.settings import Settings
 from radixpd.errors import ConfigError
 
-__all__ = ["from_keywords", "parse"]
+__all__ = ["from_keywords", "parse", "parse_as"]
+
+Root = TypeVar("Root")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +52,23 @@ class Option:
 
 def parse(argv: Sequence[str]) -> Settings:
     """`argv` without the program's name. `--help` and `--version` print and exit."""
-    options = {option.name: option for option in _options()}
+    usage = "--model-path MODEL [flags]"
+    return _checked(parse_as(Settings, argv, program="radixpd.launch_server", usage=usage, about="Serve a language model over HTTP."))
+
+
+def parse_as(root: type[Root], argv: Sequence[str], *, program: str, usage: str, about: str) -> Root:
+    """The settings of any program: `root` is a dataclass of groups. `program`: its module; `usage`: what follows it on a command line."""
+    options = {option.name: option for option in _options(root)}
     _refuse_strangers(argv, options)
-    given = {name: value for name, value in vars(_parser(options).parse_args(argv)).items() if value is not None}
+    parser = _parser(options, root, program=program, usage=usage, about=about)
+    given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
     file = given.pop("config", None)
-    return _settings(options, (_read_file(file, options) if file is not None else {}) | given)
+    return _settings(root, options, (_read_file(file, options) if file is not None else {}) | given)
 
 
 def from_keywords(keywords: Mapping[str, Any]) -> Settings:
     """Keyword arguments, named like the flags with underscores; `config` names a file, which they win over. None means the default."""
-    options = {option.name: option for option in _options()}
+    options = {option.name: option for option in _options(Settings)}
     raw: dict[str, Any] = {}
     file = keywords.get("config")
     for key, value in keywords.items():
@@ -72,7 +83,7 @@ def from_keywords(keywords: Mapping[str, Any]) -> Settings:
             raise ConfigError(f"{key} is given twice, under another name too")
         if value is not None:
             raw[name] = _plain(value)
-    return _settings(options, (_read_file(os.fspath(file), options) if file is not None else {}) | raw)
+    return _checked(_settings(Settings, options, (_read_file(os.fspath(file), options) if file is not None else {}) | raw))
 
 
 def _plain(value: Any) -> Any:
@@ -82,19 +93,23 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _settings(options: Mapping[str, Option], raw: Mapping[str, Any]) -> Settings:
+def _checked(settings: Settings) -> Settings:
+    if not settings.model.model_path:
+        raise ConfigError("--model-path is missing: give a model directory, a hub id, a .gguf file, or demo")
+    return settings
+
+
+def _settings(root: type[Root], options: Mapping[str, Option], raw: Mapping[str, Any]) -> Root:
     values: dict[str, dict[str, Any]] = {}
     for name, value in raw.items():
         option = options[name]
         values.setdefault(option.group, {})[option.field.name] = _convert(option, value)
-    if not values.get("model", {}).get("model_path"):
-        raise ConfigError("--model-path is missing: give a model directory, a hub id, a .gguf file, or demo")
-    defaults = Settings()
-    return Settings(**{group: dataclasses.replace(getattr(defaults, group), **fields) for group, fields in values.items()})
+    defaults = root()
+    return root(**{group: dataclasses.replace(getattr(defaults, group), **fields) for group, fields in values.items()})
 
 
-def _options() -> Iterator[Option]:
-    for group, holder in typing.get_type_hints(Settings).items():
+def _options(root: type) -> Iterator[Option]:
+    for group, holder in typing.get_type_hints(root).items():
         for field in dataclasses.fields(holder):
             kind = typing.get_type_hints(holder)[field.name]
             if typing.get_origin(kind) in (tuple, types.UnionType, typing.Union):
@@ -107,12 +122,12 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message.removeprefix("argument "))
 
 
-def _parser(options: dict[str, Option]) -> argparse.ArgumentParser:
+def _parser(options: dict[str, Option], root: type, *, program: str, usage: str, about: str) -> argparse.ArgumentParser:
     """Collects raw values only: argparse neither converts nor checks, so that a file's values meet the same rules."""
     parser = _Parser(
-        prog="python -m radixpd.launch_server",
-        usage="python -m radixpd.launch_server --model-path MODEL [flags]",
-        description="Serve a language model over HTTP.",
+        prog=f"python -m {program}",
+        usage=f"python -m {program} {usage}",
+        description=about,
         allow_abbrev=False,
         argument_default=None,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=120),
@@ -120,7 +135,7 @@ def _parser(options: dict[str, Option]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"radixpd {__version__}")
     parser.add_argument("--config", metavar="FILE", help="YAML file of flags (keys: their names); the command line wins")
     aliases = {target: [alias for alias, name in ALIASES.items() if name == target] for target in ALIASES.values()}
-    hints = typing.get_type_hints(Settings)
+    hints = typing.get_type_hints(root)
     groups = {name: parser.add_argument_group(name, _first_line(holder)) for name, holder in hints.items()}
     for option in options.values():
         flags = [f"--{name}" for name in (option.name, *aliases.get(option.name, []))]
