@@ -54,6 +54,7 @@ class Resolved:
     pages: int
     kv_events: KVEvents | None
     notes: tuple[str, ...]
+    peer_secret: Secret | None = None  # that all servers of a disaggregated group share
 
     @property
     def page_size(self) -> int:

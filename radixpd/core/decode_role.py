@@ -24,6 +24,7 @@ from radixpd.core.handoff import (
     PeerAbort,
     PeerLost,
     PeerMessage,
+    PeerSilent,
     Renew,
     Reserve,
     Room,
@@ -112,6 +113,9 @@ class DecodeRole:
                     self.desk.holdings.cache.readmit(room)
             case PeerLost(lost, reason):
                 self._lost(lost, reason)
+            case PeerSilent(silent, reason):
+                for found in [each for each in self.rooms.values() if each.room.peer == silent and each.reserved]:
+                    self._fail(found, f"the prefill server is silent: {reason}", 504)
 
     def on_piece(self, builder: PlanBuilder, request: Request, start: int, end: int) -> Next:
         """What is computed here stays here."""

@@ -16,7 +16,7 @@ from radixpd.core.step import PromptScores, TokenLogprobs
 
 __all__ = [
     "Arrived", "CancelRoom", "Drained", "ExpectRoom", "Failure", "HandoffLimits", "Landed", "MoverOrder", "MoverReport", "NotNeeded",
-    "PeerAbort", "PeerLost", "PeerMessage", "PrefillShare", "Quiet", "Renew", "Reserve", "Room", "TicketDone",
+    "PeerAbort", "PeerLost", "PeerMessage", "PeerSilent", "PrefillShare", "Quiet", "Renew", "Reserve", "Room", "TicketDone",
 ]  # fmt: skip
 
 
@@ -167,7 +167,15 @@ class PeerLost:
     reason: str
 
 
-MoverReport = TicketDone | Quiet | Landed | Failure | PeerLost
+@dataclass(frozen=True, slots=True)
+class PeerSilent:
+    """The peer has said nothing for a while. It may come back, and it may still write."""
+
+    peer: str
+    reason: str
+
+
+MoverReport = TicketDone | Quiet | Landed | Failure | PeerLost | PeerSilent
 
 
 @dataclass(frozen=True, slots=True)

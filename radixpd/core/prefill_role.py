@@ -24,6 +24,7 @@ from radixpd.core.handoff import (
     PeerAbort,
     PeerLost,
     PeerMessage,
+    PeerSilent,
     PrefillShare,
     Quiet,
     Renew,
@@ -123,6 +124,8 @@ class PrefillRole:
             case PeerLost(lost, reason):
                 for found in [each for each in self.rooms.values() if each.peer == lost]:
                     self._fail(found, f"the decode server is gone: {reason}", 502, now, told=True)
+            case PeerSilent():
+                pass  # leases and the mover's patience see to it
             case _:
                 self.strangers += 1
 

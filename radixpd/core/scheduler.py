@@ -249,9 +249,14 @@ class Scheduler:
 
     def drain(self) -> Effects:
         """Effects since the last call."""
-        effects = Effects(client=self.roster.effects, cache=self.cache.events, peer=self._messages, mover=self._orders)
-        self.roster.effects, self.cache.events, self._messages, self._orders = [], [], [], []
+        effects = Effects(client=self.roster.effects, cache=self.cache.events, peer=self._messages, mover=self.take_orders())
+        self.roster.effects, self.cache.events, self._messages = [], [], []
         return effects
+
+    def take_orders(self) -> list[MoverOrder]:
+        """Orders to the mover since the last call, here or of `drain`: those of before a plan must reach it before the plan does."""
+        orders, self._orders = self._orders, []
+        return orders
 
     def _turn_away(self, request: Request) -> None:
         message = f"the queue is full: --max-queued-requests is {self.max_queued}"

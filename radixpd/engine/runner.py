@@ -7,20 +7,22 @@ settings; the runner process calls `step` in a loop, tests call it with a model 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from radixpd.attention.base import Attend, AttentionBackend
-from radixpd.core.step import PromptScores, Score, StepPlan, StepResult, TokenLogprobs, no_ids
+from radixpd.core.step import PromptScores, Score, Send, StepPlan, StepResult, TokenLogprobs, no_ids
 from radixpd.engine.inputs import StepInputs, sample_rows, step_inputs
+from radixpd.engine.layerwise import telling
 from radixpd.engine.logprobs import score_prompt, token_logprobs
 from radixpd.engine.sampler import Sampler
 from radixpd.engine.tables import Tables
 from radixpd.kv.pool import Pool
 
-__all__ = ["Model", "Runner"]
+__all__ = ["Departures", "Model", "Runner"]
 
 
 class Model(Protocol):
@@ -32,6 +34,18 @@ class Model(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits `[R, vocab]` of R hidden states."""
+        ...
+
+
+class Departures(Protocol):
+    """Where pages leave for other servers while the forward runs; nothing here waits."""
+
+    def begin(self, sends: Sequence[Send]) -> None:
+        """A step starts; these are its sends."""
+        ...
+
+    def layer_done(self, layer: int) -> None:
+        """This layer's KV of the step is written."""
         ...
 
 
@@ -58,11 +72,14 @@ class Runner:
         self.fingerprint = fingerprint  # of weights and precision: what the KV depends on beside the tokens
         self.tables = Tables(slots=slots, context_length=context_length, page_size=self.page_size)
         self.sampler = Sampler(slots=slots, vocab_size=vocab_size, eos_ids=eos_ids)
+        self.departures: Departures | None = None  # of a server that has peers
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
         """Run one plan; the order of its parts is the contract in `core.step`."""
         began = time.perf_counter()
+        if self.departures is not None:
+            self.departures.begin(plan.sends)
         for begin in plan.begins:
             self.tables.begin(begin)
             self.sampler.begin(begin)
@@ -81,7 +98,10 @@ class Runner:
         if not len(plan.slots):
             return no_ids(), (), ()
         inputs = step_inputs(plan, self.tables, self.page_size)
-        hidden = self.model.forward(inputs.tokens, inputs.positions, self.attention.plan(inputs.attention))
+        attend = self.attention.plan(inputs.attention)
+        if self.departures is not None:
+            attend = telling(attend, self.departures.layer_done)
+        hidden = self.model.forward(inputs.tokens, inputs.positions, attend)
         tokens, logprobs = self._sample(plan, inputs, hidden)
         return tokens, logprobs, tuple(self._score(plan, score, inputs, hidden) for score in plan.scores)
 

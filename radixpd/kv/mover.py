@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from radixpd.core.handoff import CancelRoom, ExpectRoom, Landed, MoverOrder, MoverReport, Quiet, TicketDone
@@ -124,6 +124,15 @@ class Mover:
     def disconnect(self, peer: str) -> None:
         """Neither write there nor let it write here any more. What proves that it cannot is told as `PeerLost`."""
         self._put(lambda: self._disconnect(peer))
+
+    def void(self, rooms: Iterable[int]) -> None:
+        """The pages that these rooms are sent from may change from now on: nothing of them counts any more."""
+        for room in rooms:
+            self._ended[room] = self._clock()
+
+    def after(self, act: Callable[[], None]) -> None:
+        """Call `act`, on the mover's thread, when everything asked so far is done and reported."""
+        self._put(act)
 
     @property
     def counters(self) -> Counters:
@@ -271,6 +280,7 @@ class Mover:
         self._troubles.pop(peer, None)
         for transport in self._transports.values():
             transport.part(peer)
+            self._listen(transport)  # what that has proven, before anything else is done
 
     # ---- news -----------------------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import msgspec
 from radixpd.config.resolve import Resolved
 from radixpd.errors import BadRequest, ConfigError
 from radixpd.runtime.admission import NEUTRAL, TOKENS, Limits, Sampling, admit, read, refuse_later
-from radixpd.runtime.rooms import room_rule
+from radixpd.runtime.disaggregation import mode_of, room_rule_of
 
 __all__ = ["Defaults", "defaults_of", "limits_of"]
 
@@ -40,16 +40,15 @@ class Defaults:
         return {route: _given(params) for route, params in routes.items()}
 
 
-def limits_of(resolved: Resolved, *, secured: bool = False) -> Limits:
-    """What this server can hold; `secured`: whether it has a secret to tell peers by."""
-    pair = resolved.settings.disaggregation
+def limits_of(resolved: Resolved) -> Limits:
+    """What this server can hold."""
     return Limits(
         vocab_size=resolved.model.vocab_size,
         context_length=resolved.context_length,
         pool_tokens=resolved.pool_tokens,
         max_running=resolved.max_running,
         auto_truncate=resolved.settings.generation.allow_auto_truncate,
-        rooms=room_rule(pair.disaggregation_mode, allowed=pair.disaggregation_peers, secured=secured),
+        rooms=room_rule_of(mode_of(resolved), resolved),
     )
 
 

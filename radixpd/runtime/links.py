@@ -47,9 +47,18 @@ class Addresses:
         """Runners -> scheduler (the scheduler binds)."""
         return self._ipc("from_runner")
 
+    @property
+    def from_mover(self) -> str:
+        """Movers -> scheduler (the scheduler binds)."""
+        return self._ipc("from_mover")
+
     def to_runner(self, rank: int) -> str:
         """Scheduler -> runner `rank` (the runner binds)."""
         return self._ipc(f"to_runner_{rank}")
+
+    def to_mover(self, rank: int) -> str:
+        """Scheduler -> the mover of runner `rank` (the runner binds)."""
+        return self._ipc(f"to_mover_{rank}")
 
 
 def _pack(value: Any) -> msgspec.msgpack.Ext:

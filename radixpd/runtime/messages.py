@@ -96,9 +96,10 @@ class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Run one plan."""
+    """Run one plan. `ended`: rooms whose pages this step, or a later one, may write into: nothing of them may be sent any more."""
 
     plan: StepPlan
+    ended: tuple[int, ...] = ()
 
 
 class Stepped(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -108,12 +109,15 @@ class Stepped(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class RunnerReady(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The runner has loaded weights and touched its pool: `pages` pages of `page_size` tokens."""
+    """The runner has loaded weights and touched its pool: `pages` pages of `page_size` tokens. `layout`: of its KV, with its fingerprint;
+    `endpoints`: where other servers can write into it, by transport."""
 
     pages: int
     page_size: int
     fingerprint: str
     load_seconds: float
+    layout: dict[str, Any] = {}
+    endpoints: dict[str, dict[str, Any]] = {}
 
 
 class Shutdown(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 import os
 import time
-from contextlib import closing
-from dataclasses import replace
+from contextlib import closing, nullcontext
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from radixpd.config.resolve import from_json
+from radixpd.config.resolve import Resolved, from_json
 from radixpd.errors import BadRequest, ConfigError
 from radixpd.runtime import child
+from radixpd.runtime.disaggregation import has_peers
 from radixpd.runtime.links import Addresses, Receiver, Sender
 from radixpd.runtime.messages import Control, Failed, Reply, RunnerReady, Shutdown, Step, Stepped, ToRunner
 from radixpd.runtime.orders import ORDERS, obey
@@ -26,6 +27,7 @@ from radixpd.runtime.watchdog import BEAT, Pulse
 if TYPE_CHECKING:
     from radixpd.engine.profile import Profiler
     from radixpd.engine.runner import Runner
+    from radixpd.runtime.mover_link import MoverLink
 
 __all__ = ["main"]
 
@@ -35,7 +37,7 @@ SPINS = "5000"
 logger = logging.getLogger(__name__)
 
 
-def _load(launch: child.Launch) -> tuple[Runner, RunnerReady]:
+def _load(launch: child.Launch, context: zmq.Context[Any], addresses: Addresses) -> tuple[Runner, MoverLink | None, RunnerReady]:
     # A core that another process has taken must not cost a whole time slice at every barrier: wait briefly, then sleep. Read by the
     # OpenMP runtime when torch loads it.
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
@@ -44,7 +46,33 @@ def _load(launch: child.Launch) -> tuple[Runner, RunnerReady]:
     began = time.monotonic()
     resolved = from_json(launch.resolved)
     runner = build_runner(resolved)
-    return runner, RunnerReady(resolved.pages, resolved.page_size, runner.fingerprint, time.monotonic() - began)
+    link = _mover_link(launch, resolved, runner, context, addresses)
+    layout = runner.pool.layout
+    return (
+        runner,
+        link,
+        RunnerReady(
+            resolved.pages,
+            resolved.page_size,
+            runner.fingerprint,
+            time.monotonic() - began,
+            layout={**asdict(layout), "fingerprint": layout.fingerprint},
+            endpoints=link.endpoints if link else {},
+        ),
+    )
+
+
+def _mover_link(
+    launch: child.Launch, resolved: Resolved, runner: Runner, context: zmq.Context[Any], addresses: Addresses
+) -> MoverLink | None:
+    """The mover of a server that has peers."""
+    if not has_peers(resolved):
+        return None
+    from radixpd.runtime.mover_link import MoverLink, mover_options
+
+    link = MoverLink(context, addresses, launch.rank, runner.pool, mover_options(resolved, launch.directory))
+    runner.departures = link.mover
+    return link
 
 
 class _Orders:
@@ -81,7 +109,7 @@ class _Orders:
         return self._profiler
 
 
-def _run_steps(runner: Runner, plans: Receiver[ToRunner], results: Sender, orders: _Orders, pulse: Pulse) -> int:
+def _run_steps(runner: Runner, link: MoverLink | None, plans: Receiver[ToRunner], results: Sender, orders: _Orders, pulse: Pulse) -> int:
     """Run plans until `Shutdown`, or until the parent is gone; the exit code."""
     poller = zmq.Poller()
     poller.register(plans.socket, zmq.POLLIN)
@@ -92,8 +120,10 @@ def _run_steps(runner: Runner, plans: Receiver[ToRunner], results: Sender, order
             return child.EXIT_FAILED
         for message in plans.drain():
             match message:
-                case Step(plan):
+                case Step(plan, ended):
                     began = time.perf_counter()
+                    if link is not None:
+                        link.mover.void(ended)
                     result = runner.step(plan)
                     results.send(Stepped(replace(result, seconds=result.seconds or time.perf_counter() - began)))
                     orders.stepped()
@@ -110,10 +140,11 @@ def _body(launch: child.Launch) -> int:
     results = Sender(context, addresses.from_runner)
     plans: Receiver[ToRunner] = Receiver(context, addresses.to_runner(launch.rank), ToRunner, bind=True)
     try:
-        runner, ready = _load(launch)
+        runner, link, ready = _load(launch, context, addresses)
         results.send(ready)
-        with closing(runner):
-            return _run_steps(runner, plans, results, _Orders(launch), Pulse(launch.watch_fd))
+        # The mover lets go of the pool before the pool goes.
+        with closing(runner), closing(link) if link else nullcontext():
+            return _run_steps(runner, link, plans, results, _Orders(launch), Pulse(launch.watch_fd))
     except ConfigError:
         raise
     except Exception as error:

@@ -9,9 +9,11 @@ every second (its heartbeat), a step that takes longer than the watchdog allows 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,6 +26,8 @@ from radixpd.core.scheduler import Scheduler
 from radixpd.errors import EngineFailed
 from radixpd.runtime import child
 from radixpd.runtime.controls import Controls
+from radixpd.runtime.disaggregation import bind_of, has_peers, identity_of, make_role, mode_of
+from radixpd.runtime.exchange import Alone, Exchange, Ties
 from radixpd.runtime.kv_events import Publisher
 from radixpd.runtime.links import Addresses, Receiver, Sender
 from radixpd.runtime.messages import (
@@ -42,6 +46,8 @@ from radixpd.runtime.messages import (
     Stepped,
     Stop,
 )  # fmt: skip
+from radixpd.runtime.mover_messages import FromMover
+from radixpd.runtime.peers import Peers
 from radixpd.runtime.step_log import StepLog
 from radixpd.runtime.watchdog import BEAT, Pulse
 
@@ -78,9 +84,20 @@ class Links:
 class Loop:
     """Runs one scheduler until `Shutdown`. Raises `EngineFailed` when the group must end."""
 
-    def __init__(self, scheduler: Scheduler, links: Links, *, resolved: Resolved, events: Publisher | None, pulse: Pulse) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        links: Links,
+        *,
+        resolved: Resolved,
+        events: Publisher | None,
+        pulse: Pulse,
+        ties: Ties | None = None,
+        poller: zmq.Poller | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._links = links
+        self._ties = ties or Alone()
         self._events = events
         self._pulse = pulse
         self._pages = resolved.pages
@@ -96,7 +113,7 @@ class Loop:
         self._load: LoadSnapshot | None = None  # as last sent
         self._load_sent = 0.0
         self._load_stale = False
-        self._poller = zmq.Poller()
+        self._poller = poller or zmq.Poller()
         for socket in (links.from_api.socket, links.from_runner.socket, events.replay if events else None, child.CONTROL_FD):
             if socket is not None:
                 self._poller.register(socket, zmq.POLLIN)
@@ -117,9 +134,10 @@ class Loop:
         self._turned = now
         moved = self._take_from_api(now)
         moved |= self._take_from_runner(now)
+        moved |= self._ties.take(now)
         self._controls.answer_flushes()
         moved |= self._plan(now)
-        self._hand_out()
+        self._hand_out(now)
         self._controls.answer_pauses()
         self._load_stale |= moved
         self._send_load(now)
@@ -139,6 +157,7 @@ class Loop:
                         namespace=message.namespace,
                         priority=message.priority,
                         now=min(message.arrived, now),
+                        room=message.room,
                     )
                 case Abort(rid, text, status):
                     self._scheduler.abort(rid, text, status, now)
@@ -164,6 +183,7 @@ class Loop:
                     if pages != self._pages:
                         raise EngineFailed(f"the model runner has {pages} KV pages where {self._pages} were decided")
                     self._scheduler.identify(message.fingerprint)
+                    self._ties.identify(message)
                     logger.info("the model runner is ready after %.1f s", message.load_seconds)
                     self._links.to_api.send(message)
                     self._ready = self._controls.ready = True
@@ -178,7 +198,9 @@ class Loop:
         while (plan := self._scheduler.plan(now, self._seed + self._plans)) is not None:
             if self._scheduler.in_flight <= 1:
                 self._progress = now
-            self._links.to_runner.send(Step(plan))
+            # What this plan writes into may be what a room that has just ended was sent from.
+            self._ties.order(self._scheduler.take_orders())
+            self._links.to_runner.send(Step(plan, self._ties.take_ended()))
             self._plans += 1
             self._log.planned(self._scheduler, now)
             moved = True
@@ -186,8 +208,10 @@ class Loop:
             self._log.idle()
         return moved
 
-    def _hand_out(self) -> None:
+    def _hand_out(self, now: float) -> None:
         effects = self._scheduler.drain()
+        self._ties.order(effects.mover)
+        self._ties.tell(effects.peer, now)
         if effects.client:
             self._links.to_api.send(batch(effects.client))
         if self._events is not None:
@@ -221,7 +245,7 @@ class Loop:
         if self._ready:
             waits.append(self._load_sent + (LOAD_INTERVAL if self._load_stale else HEARTBEAT) - now)
         # Rounded up: a timeout of 0 ms just before a deadline would spin.
-        timeout = max(0, int(min(waits) * 1000) + 1)
+        timeout = 0 if self._ties.has_news else max(0, int(min(waits) * 1000) + 1)
         if any(socket == child.CONTROL_FD for socket, _ in self._poller.poll(timeout)) and child.parent_is_gone():
             raise EngineFailed("the supervisor is gone")
 
@@ -262,9 +286,41 @@ def _publisher(context: zmq.Context[Any], resolved: Resolved) -> Publisher | Non
     )
 
 
+def _ties(
+    context: zmq.Context[Any],
+    peers_context: zmq.Context[Any],
+    poller: zmq.Poller,
+    scheduler: Scheduler,
+    launch: child.Launch,
+    resolved: Resolved,
+) -> Ties:
+    if not has_peers(resolved):
+        return Alone()
+    mode, addresses = mode_of(resolved), Addresses(launch.directory)
+    from_mover: Receiver[FromMover] = Receiver(context, addresses.from_mover, FromMover, bind=True)
+    poller.register(from_mover.socket, zmq.POLLIN)
+    peers = Peers(
+        peers_context,
+        poller,
+        secret=resolved.peer_secret,
+        incarnation=os.urandom(16),
+        bind=bind_of(mode, resolved),
+        allowed=resolved.settings.disaggregation.disaggregation_peers,
+    )
+    return Exchange(
+        scheduler,
+        peers,
+        identity=partial(identity_of, mode, resolved),
+        to_mover=Sender(context, addresses.to_mover(0)),
+        from_mover=from_mover,
+        writes=mode == "prefill",
+    )
+
+
 def _body(launch: child.Launch) -> int:
     resolved = from_json(launch.resolved)
     context: zmq.Context[Any] = zmq.Context()
+    peers_context: zmq.Context[Any] = zmq.Context()  # resolves host names in its thread, which may take long
     try:
         links = Links.open(context, Addresses(launch.directory))
         events = _publisher(context, resolved)
@@ -274,9 +330,12 @@ def _body(launch: child.Launch) -> int:
             pages=resolved.pages,
             context_length=resolved.context_length,
             eos_ids=resolved.eos_ids,
+            role=make_role(mode_of(resolved), resolved),
         )
+        poller = zmq.Poller()
+        ties = _ties(context, peers_context, poller, scheduler, launch, resolved)
         try:
-            Loop(scheduler, links, resolved=resolved, events=events, pulse=Pulse(launch.watch_fd)).run()
+            Loop(scheduler, links, resolved=resolved, events=events, pulse=Pulse(launch.watch_fd), ties=ties, poller=poller).run()
         except (EngineFailed, msgspec.MsgspecError) as error:
             logger.error("ending the server: %s", error)
             links.to_api.send(Failed(str(error) if isinstance(error, EngineFailed) else "a message between processes was damaged"))
@@ -284,6 +343,7 @@ def _body(launch: child.Launch) -> int:
         return 0
     finally:
         context.destroy(linger=LINGER_MS)
+        peers_context.destroy(linger=LINGER_MS)
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ from radixpd.runtime.child import Launch, name_process
 from radixpd.runtime.defaults import defaults_of
 from radixpd.runtime.logs import log_to_stderr
 from radixpd.runtime.model_files import prepare_in_child
+from radixpd.runtime.peer_trust import load_secret
 from radixpd.runtime.process_group import API, ProcessGroup
 from radixpd.runtime.watchdog import Watchdog
 
@@ -56,7 +57,8 @@ def serve(settings: Settings, *, entries: dict[str, str]) -> int:
     try:
         with bind(settings.server.host, settings.server.port) as listener:
             _prepare_folders(observe)
-            resolved = decide(settings)
+            # The port that was found is part of this server's name among its peers.
+            resolved = decide(replace(settings, server=replace(settings.server, port=listener.getsockname()[1])))
             for note in resolved.notes:
                 logger.info("%s", note)
             with (
@@ -162,6 +164,7 @@ def decide(settings: Settings) -> Resolved:
     """Look at the model and the machine, and replace every "decide for me" of the settings."""
     files = prepare_in_child(settings.model)
     _check_model(Path(files.directory), settings.model.model_path)
+    secret = load_secret(settings.disaggregation.disaggregation_secret_file or "", os.environ)
     resolved = resolve(
         settings,
         directory=files.directory,
@@ -171,4 +174,4 @@ def decide(settings: Settings) -> Resolved:
         seed=secrets.randbits(62),
     )
     defaults_of(resolved)  # refuses what no request could ask for
-    return resolved
+    return replace(resolved, peer_secret=secret)

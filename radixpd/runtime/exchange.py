@@ -1,0 +1,167 @@
+"""The scheduler's ties to the outside of a pair: other servers' brains over `Peers`, its own mover over a link.
+
+The loop calls `take` (what has come goes to the brain), then `order` and `tell` with what the brain wants; a room's end reaches the runner
+no later than a plan that may write into its pages. Invariant: after a peer's process was replaced nothing is said to the
+new one before the mover has taken the old one's access away, so that a late `PeerLost` never speaks of the new one's rooms. A server
+without peers has an `Alone` instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from radixpd.core.handoff import CancelRoom, ExpectRoom, MoverOrder, PeerLost, PeerMessage, PeerSilent
+from radixpd.core.scheduler import Scheduler
+from radixpd.runtime.links import Receiver, Sender
+from radixpd.runtime.messages import RunnerReady
+from radixpd.runtime.mover_messages import Cancel, Expect, FromMover, Meet, Part, Parted, Report, report_of
+from radixpd.runtime.peers import Identity, News, PeerGone, PeerRefused, Peers, PeerUnreachable, PeerUp
+
+__all__ = ["Alone", "Exchange", "Ties"]
+
+logger = logging.getLogger(__name__)
+
+
+class Ties(Protocol):
+    """What the scheduler's loop needs of its ties to other servers."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` has something although no socket is readable."""
+        ...
+
+    def identify(self, ready: RunnerReady) -> None:
+        """The runner is ready: from now on this server pairs."""
+        ...
+
+    def take(self, now: float) -> bool:
+        """What has come goes to the brain; whether that was anything."""
+        ...
+
+    def order(self, orders: Iterable[MoverOrder]) -> None:
+        """Orders for the own mover."""
+        ...
+
+    def take_ended(self) -> tuple[int, ...]:
+        """Rooms that such orders have ended since the last call. The next plan carries them: it may reach the runner before they do."""
+        ...
+
+    def tell(self, messages: Iterable[tuple[str, PeerMessage]], now: float) -> None:
+        """Say something to other servers' brains."""
+        ...
+
+
+class Alone:
+    """Of a server that serves requests from prompt to last token."""
+
+    has_news = False
+
+    def identify(self, ready: RunnerReady) -> None:
+        """Nobody asks."""
+
+    def take(self, now: float) -> bool:
+        """Nobody says anything."""
+        return False
+
+    def order(self, orders: Iterable[MoverOrder]) -> None:
+        """There are none."""
+
+    def take_ended(self) -> tuple[int, ...]:
+        """There are none."""
+        return ()
+
+    def tell(self, messages: Iterable[tuple[str, PeerMessage]], now: float) -> None:
+        """There are none."""
+
+
+class Exchange:
+    """Of one half of a pair. `writes`: this server writes into its peers' pools (prefill), else they write into its own."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        peers: Peers,
+        *,
+        identity: Callable[[RunnerReady], Identity],
+        to_mover: Sender,
+        from_mover: Receiver[FromMover],
+        writes: bool,
+    ) -> None:
+        self.peers = peers
+        self.writes = writes
+        self._identity = identity
+        self._scheduler = scheduler
+        self._to_mover = to_mover
+        self._from_mover = from_mover
+        self._ended: list[int] = []
+        self._held: dict[str, list[PeerMessage]] = {}  # for peers whose former process has not lost its access yet
+
+    def identify(self, ready: RunnerReady) -> None:
+        """See `Ties`."""
+        self.peers.identify(self._identity(ready))
+
+    @property
+    def has_news(self) -> bool:
+        """See `Ties`."""
+        return self.peers.has_news
+
+    def take(self, now: float) -> bool:
+        """See `Ties`."""
+        moved = False
+        for message in self._from_mover.drain():
+            moved = True
+            match message:
+                case Report():
+                    self._scheduler.receive(report_of(message), "", now)
+                case Parted(peer):
+                    self.tell([(peer, held) for held in self._held.pop(peer, [])], now)
+        for peer, event in self.peers.drain(now):
+            moved = True
+            if isinstance(event, News):
+                self._hear(peer, event, now)
+            else:
+                self._scheduler.receive(event, peer, now)
+        self.peers.tick(now)
+        return moved
+
+    def order(self, orders: Iterable[MoverOrder]) -> None:
+        """See `Ties`."""
+        for order in orders:
+            match order:
+                case ExpectRoom(room, peer, pages):
+                    self._to_mover.send(Expect(room, peer, pages))
+                case CancelRoom(room):
+                    self._to_mover.send(Cancel(room))
+                    self._ended.append(room)
+
+    def take_ended(self) -> tuple[int, ...]:
+        """See `Ties`."""
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def tell(self, messages: Iterable[tuple[str, PeerMessage]], now: float) -> None:
+        """See `Ties`."""
+        for peer, message in messages:
+            if peer in self._held:
+                self._held[peer].append(message)
+            else:
+                self.peers.send(peer, message, now)
+
+    def _hear(self, peer: str, news: News, now: float) -> None:
+        match news:
+            case PeerUp(_, offers, key):
+                logger.info("paired with %s", peer)
+                self._to_mover.send(Meet(peer, key, offers if self.writes else None))
+            case PeerGone(reason):
+                logger.warning("%s: %s", peer, reason)
+                self._held.setdefault(peer, [])
+                self._to_mover.send(Part(peer))
+                if self.writes:
+                    self._scheduler.receive(PeerLost(peer, reason), "", now)
+            case PeerUnreachable(reason):
+                logger.warning("%s", reason)
+                self._scheduler.receive(PeerSilent(peer, reason), "", now)
+            case PeerRefused(reason):
+                logger.error("%s", reason)
