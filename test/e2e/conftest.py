@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from e2e.pd import Pair
 from e2e.servers import Server, tiny_chat_model
 
 STRICT = (
@@ -34,6 +35,22 @@ def serve(tiny: Path) -> Iterator[Callable[..., Server]]:
 
     yield get
     assert {flags: server.close() for flags, server in servers.items()} == dict.fromkeys(servers, 0)
+
+
+@pytest.fixture(scope="session")
+def pair(tiny: Path) -> Iterator[Callable[..., Pair]]:
+    """`pair(*flags, prefill=(), decode=())`: the running prefill and decode servers with these flags, on the tiny model as `serve`'s."""
+    pairs: dict[tuple[tuple[str, ...], ...], Pair] = {}
+
+    def get(*flags: str, prefill: tuple[str, ...] = (), decode: tuple[str, ...] = ()) -> Pair:
+        key = (flags, prefill, decode)
+        if key not in pairs:
+            pool = [() if "--max-total-tokens" in (*flags, *own) else ("--max-total-tokens", "4096") for own in (prefill, decode)]
+            pairs[key] = Pair.start(tiny, *flags, prefill=(*pool[0], *prefill), decode=(*pool[1], *decode))
+        return pairs[key]
+
+    yield get
+    assert {key: each.close() for key, each in pairs.items()} == dict.fromkeys(pairs, 0)
 
 
 @pytest.fixture(scope="session")
