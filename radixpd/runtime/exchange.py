@@ -1,9 +1,9 @@
 """The scheduler's ties to the outside of a pair: other servers' brains over `Peers`, its own mover over a link.
 
 The loop calls `take` (what has come goes to the brain), then `order` and `tell` with what the brain wants; a room's end reaches the runner
-no later than a plan that may write into its pages. Invariant: after a peer's process was replaced nothing is said to the
-new one before the mover has taken the old one's access away, so that a late `PeerLost` never speaks of the new one's rooms. A server
-without peers has an `Alone` instead.
+no later than a plan that may write into its pages. Invariants: the brain hears nothing of a peer before the mover knows the way to it;
+after a peer's process was replaced nothing is said to the new one before the mover has taken the old one's access away, so that a late
+`PeerLost` never speaks of the new one's rooms. A server without peers has an `Alone` instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from radixpd.core.handoff import CancelRoom, ExpectRoom, MoverOrder, PeerLost, P
 from radixpd.core.scheduler import Scheduler
 from radixpd.runtime.links import Receiver, Sender
 from radixpd.runtime.messages import RunnerReady
-from radixpd.runtime.mover_messages import Cancel, Expect, FromMover, Meet, Part, Parted, Report, report_of
+from radixpd.runtime.mover_messages import Cancel, Expect, FromMover, Meet, Met, Part, Parted, Report, report_of
 from radixpd.runtime.peers import Identity, News, PeerGone, PeerRefused, Peers, PeerUnreachable, PeerUp
 
 __all__ = ["Alone", "Exchange", "Ties"]
@@ -97,6 +97,7 @@ class Exchange:
         self._from_mover = from_mover
         self._ended: list[int] = []
         self._held: dict[str, list[PeerMessage]] = {}  # for peers whose former process has not lost its access yet
+        self._early: dict[str, list[PeerMessage]] = {}  # of peers that the mover has not met yet
 
     def identify(self, ready: RunnerReady) -> None:
         """See `Ties`."""
@@ -115,12 +116,17 @@ class Exchange:
             match message:
                 case Report():
                     self._scheduler.receive(report_of(message), "", now)
+                case Met(peer):
+                    for early in self._early.pop(peer, []):
+                        self._scheduler.receive(early, peer, now)
                 case Parted(peer):
                     self.tell([(peer, held) for held in self._held.pop(peer, [])], now)
         for peer, event in self.peers.drain(now):
             moved = True
             if isinstance(event, News):
                 self._hear(peer, event, now)
+            elif peer in self._early:
+                self._early[peer].append(event)
             else:
                 self._scheduler.receive(event, peer, now)
         self.peers.tick(now)
@@ -153,9 +159,11 @@ class Exchange:
         match news:
             case PeerUp(_, offers, key):
                 logger.info("paired with %s", peer)
+                self._early.setdefault(peer, [])
                 self._to_mover.send(Meet(peer, key, offers if self.writes else None))
             case PeerGone(reason):
                 logger.warning("%s: %s", peer, reason)
+                self._early.pop(peer, None)
                 self._held.setdefault(peer, [])
                 self._to_mover.send(Part(peer))
                 if self.writes:

@@ -21,7 +21,7 @@ from radixpd.kv.pool import Pool
 from radixpd.kv.transport import Endpoint, TransportOptions
 from radixpd.runtime.disaggregation import reachable_host
 from radixpd.runtime.links import Addresses, Receiver, Sender
-from radixpd.runtime.mover_messages import Cancel, Expect, Meet, Part, Parted, ToMover, to_report
+from radixpd.runtime.mover_messages import Cancel, Expect, Meet, Met, Part, Parted, ToMover, to_report
 
 __all__ = ["MoverLink", "mover_options"]
 
@@ -78,10 +78,12 @@ class MoverLink:
         match order:
             case Expect() | Cancel():
                 self.mover.order(order.order())
-            case Meet(peer, token, None):
-                self.mover.admit(peer, token)
             case Meet(peer, token, offers):
-                self.mover.connect(peer, _endpoints(peer, offers or {}), token)
+                if offers is None:
+                    self.mover.admit(peer, token)
+                else:
+                    self.mover.connect(peer, _endpoints(peer, offers), token)
+                self.mover.after(lambda: self._reports.send(Met(peer)))
             case Part(peer):
                 self.mover.disconnect(peer)
                 self.mover.after(lambda: self._reports.send(Parted(peer)))

@@ -14,7 +14,7 @@ import numpy as np
 
 from radixpd.core.handoff import CancelRoom, ExpectRoom, Failure, Landed, MoverReport, PeerLost, Quiet, TicketDone
 
-__all__ = ["Cancel", "Expect", "FromMover", "Meet", "Part", "Parted", "Report", "ToMover", "report_of", "to_report"]
+__all__ = ["Cancel", "Expect", "FromMover", "Meet", "Met", "Part", "Parted", "Report", "ToMover", "report_of", "to_report"]
 
 REPORTS: dict[str, type[Any]] = {kind.__name__: kind for kind in (TicketDone, Quiet, Landed, Failure, PeerLost)}
 
@@ -43,11 +43,17 @@ class Cancel(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 class Meet(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A peer has been paired with. With `offers` (its endpoints, by transport) this server writes there, without it writes here.
-    `token`: known to both processes alone."""
+    `token`: known to both processes alone. Answered by `Met`."""
 
     peer: str
     token: bytes
     offers: dict[str, dict[str, Any]] | None = None
+
+
+class Met(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """`Meet` is done: a plan may name this peer."""
+
+    peer: str
 
 
 class Part(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -70,7 +76,7 @@ class Report(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 ToMover = Expect | Cancel | Meet | Part
-FromMover = Report | Parted
+FromMover = Report | Met | Parted
 
 
 def to_report(report: MoverReport) -> Report:
