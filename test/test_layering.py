@@ -32,6 +32,7 @@ class Row:
 LOWER = ("config", "core", "text", "kernels", "attention", "models", "grammar", "kv", "engine")
 TORCH_PROCESSES = (
     "runtime.runner_process",
+    "runtime.mover_link",
     "runtime.supervisor",
     "runtime.embedded_supervisor",
     "runtime.process_group",

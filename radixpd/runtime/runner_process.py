@@ -42,12 +42,13 @@ def _load(launch: child.Launch, context: zmq.Context[Any], addresses: Addresses)
     # OpenMP runtime when torch loads it.
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     from radixpd.engine.build import build_runner
+    from radixpd.kv.layout import KVLayout
 
     began = time.monotonic()
     resolved = from_json(launch.resolved)
     runner = build_runner(resolved)
     link = _mover_link(launch, resolved, runner, context, addresses)
-    layout = runner.pool.layout
+    layout = KVLayout(**resolved.layout)
     return (
         runner,
         link,
