@@ -5,7 +5,7 @@
     ├── BadRequest       400: the client's request is wrong; names the field and the allowed range
     ├── Overloaded       503 (or 429): right request, wrong moment; carries Retry-After
     ├── DeadlineExceeded 504: the request was not finished within --request-timeout
-    ├── PeerFailed       502: another server that this one depends on failed
+    ├── PeerFailed       502 (or 504): another server that this one depends on failed
     └── EngineFailed     500: a process of this server failed; the group is about to exit
 
 Invariant: what a client reads is `str(error)`, so messages never hold secrets, paths of this machine or stack traces.
@@ -61,9 +61,14 @@ class DeadlineExceeded(RadixpdError):
 
 
 class PeerFailed(RadixpdError):
-    """A peer server failed or cannot be paired with."""
+    """A peer server failed, was silent for too long (504), or cannot be paired with."""
 
     status = 502
+    code = "peer_failed"
+
+    def __init__(self, message: str, *, status: int = 502) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class EngineFailed(RadixpdError):

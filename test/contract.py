@@ -31,6 +31,8 @@ EXCUSES = re.compile(
             r"exclude each other", r"does not show the last message's text", r"the chat template", r"chat_template_kwargs may not set",
             r"logit_bias: keys are token ids", r"this server writes no profiles", r"no profile was started",
             r"stop_regex: ",
+            r"bootstrap_\w+ is missing: it goes with", r"is not a loopback address", r"is none of --disaggregation-peers",
+            r"bootstrap_host must be a host name", r"two prompts of this request", r"values must be equal", r"bootstrap_room \d+ is in use",
         ]
     )
 )  # fmt: skip

@@ -1,7 +1,8 @@
 """A fake engine for tests of the API process: speaks the scheduler's messages over the real links, without brain or model.
 
 Its answer to a prompt is the prompt's own tokens once more, then the end of sequence; `ignore_eos` goes round again. So a test writes
-in the prompt what it wants to be generated. One token per request and turn. Log-probabilities are made from position and id.
+in the prompt what it wants to be generated. One token per request and turn. Log-probabilities are made from position and id. A prompt that
+goes on elsewhere (a room without a peer) ends as on a prefill server: computed, without a token.
 `hold()` stops the turns, so that a test can look at requests that are open.
 """
 
@@ -24,6 +25,7 @@ from radixpd.config.facts import MachineFacts, ModelFacts
 from radixpd.config.resolve import Resolved, resolve
 from radixpd.config.settings import (
     CacheSettings,
+    DisaggregationSettings,
     GenerationSettings,
     ModelSettings,
     ObserveSettings,
@@ -72,6 +74,7 @@ def make_resolved(
     server: ServerSettings | None = None,
     generation: GenerationSettings | None = None,
     observe: ObserveSettings | None = None,
+    disaggregation: DisaggregationSettings | None = None,
     sampling: dict[str, Any] | None = None,
 ) -> Resolved:
     """Decisions for a server of the fake model; `sampling` is what its generation_config.json recommends."""
@@ -86,6 +89,7 @@ def make_resolved(
         server=server or ServerSettings(),
         generation=generation or GenerationSettings(),
         observe=observe or ObserveSettings(),
+        disaggregation=disaggregation or DisaggregationSettings(),
     )
     machine = MachineFacts(available_memory=2**30, cores=1)
     return resolve(settings, directory=str(directory), tokenizer_directory=str(directory), model=model, machine=machine, seed=1)
@@ -266,7 +270,8 @@ class FakeEngine:
             turn.prefilled.append(Prefilled(sample.rid, self.cached, 0.0))
             if sample.first and params.logprobs is not None and params.logprobs.start >= 0:
                 turn.scored.append(PromptScored(sample.rid, _scores(prompt, params)))
-        if params.max_new_tokens == 0:
+        room = sample.request.room
+        if params.max_new_tokens == 0 or (room is not None and not room.peer):
             turn.finished.append(self._finished(sample, Finish("length")))
             return
         token = sample.token()

@@ -17,7 +17,7 @@ from typing import Any
 from radixpd.errors import BadRequest
 from radixpd.runtime.admission import Ask, Sampling, admit, read, refuse_later
 from radixpd.runtime.tokenizer_manager import TokenizerManager
-from radixpd.server.batch import check_rid, pick, pick_all
+from radixpd.server.batch import check_rid, pick, pick_all, pick_room
 from radixpd.server.native_api import PER_PROMPT, SHARED, GenerateBody, token_ids
 
 __all__ = ["Batch", "Conversation", "Messages", "Prompts", "admit_conversations", "admit_prompts", "naming"]
@@ -178,9 +178,11 @@ def _ask(manager: TokenizerManager, body: GenerateBody, prompt: str | list[int] 
     options = pick_all({name: getattr(body, name) for name in PER_PROMPT}, index, count)
     options |= {name: getattr(body, name) for name in SHARED}
     options["token_ids_logprob"] = token_ids(body.token_ids_logprob, index, count)
+    sampling: dict[str, Any] = pick(body.sampling_params, index, count, "sampling_params") or {}
+    options |= pick_room(body, index, count, sampling.get("n"))
     return admit(
         "" if prompt is None else prompt,
-        pick(body.sampling_params, index, count, "sampling_params") or {},
+        sampling,
         options,
         limits=manager.limits,
         names={"text": "messages"} if prompt is None else {} if isinstance(prompt, str) else {"text": "input_ids"},

@@ -33,13 +33,14 @@ from radixpd.runtime.fields import (
     read,
     refuse_later,
 )
-from radixpd.runtime.rooms import NO_ROOMS, RoomRule
+from radixpd.runtime.rooms import MAX_HOST, NO_ROOMS, RoomRule
 from radixpd.text.stop import StopRules
 from radixpd.text.stop_pattern import MAX_PATTERN
 
 __all__ = [
-    "LATER", "MAX_BIAS", "MAX_LIST", "MAX_NAME", "MAX_PATTERN", "MAX_PATTERNS", "MAX_SAMPLES", "MAX_STOP_LENGTH", "MAX_TOP_LOGPROBS",
-    "NEUTRAL", "NOTHING", "RANGES", "TOKENS", "Ask", "Limits", "Options", "Sampling", "admit", "read", "refuse_later", "too_long",
+    "LATER", "MAX_BIAS", "MAX_HOST", "MAX_LIST", "MAX_NAME", "MAX_PATTERN", "MAX_PATTERNS", "MAX_SAMPLES", "MAX_STOP_LENGTH",
+    "MAX_TOP_LOGPROBS", "NEUTRAL", "NOTHING", "RANGES", "TOKENS", "Ask", "Limits", "Options", "Sampling", "admit", "read", "refuse_later",
+    "too_long",
 ]  # fmt: skip
 
 MAX_LIST = 128  # stop strings, stop token ids, token_ids_logprob
@@ -92,6 +93,11 @@ class Ask:
     no_logs: bool = False  # no line in the request log, nothing in a crash dump
     log_metrics: bool = True  # counts in the latencies of /metrics
     room: Room | None = None  # where it is handed over between servers
+
+    @property
+    def continued(self) -> bool:
+        """Whether this server computes the prompt only: a decode server answers the client, also about the prompt."""
+        return self.room is not None and not self.room.peer
 
 
 def admit(

@@ -19,7 +19,7 @@ import numpy as np
 from radixpd.core.effects import Finished, Prefilled
 from radixpd.core.request import Finish, SamplingParams
 from radixpd.core.step import PromptScores, TokenLogprobs
-from radixpd.errors import BadRequest, EngineFailed, Overloaded, RadixpdError
+from radixpd.errors import BadRequest, EngineFailed, Overloaded, PeerFailed, RadixpdError
 from radixpd.runtime.messages import Stop
 from radixpd.text.detokenizer import Detokenizer
 
@@ -137,6 +137,8 @@ class Output:
             return Overloaded(finish.message, status=finish.status)
         if finish.status < 500:
             return BadRequest(finish.message, status=finish.status)
+        if finish.status in (502, 504):
+            return PeerFailed(finish.message, status=finish.status)
         return EngineFailed(finish.message)
 
     def _cut(self, keep: int) -> None:

@@ -14,10 +14,11 @@ from radixpd.core.handoff import Room
 from radixpd.errors import BadRequest
 from radixpd.runtime.peer_trust import contact
 
-__all__ = ["MAX_ROOM", "NO_ROOMS", "PORT", "DecodeRooms", "NoRooms", "PrefillRooms", "RoomRule", "room_rule"]
+__all__ = ["MAX_HOST", "MAX_ROOM", "NO_ROOMS", "PORT", "DecodeRooms", "NoRooms", "PrefillRooms", "RoomRule", "room_rule"]
 
 PORT = 8998  # of a prefill server, where a request does not say
 MAX_ROOM = 2**63 - 1
+MAX_HOST = 253  # characters, as in DNS
 
 
 class RoomRule(Protocol):
@@ -55,6 +56,7 @@ class PrefillRooms:
     read: bool = True
 
     def room(self, host: str | None, port: int | None, number: int | None) -> Room | None:
+        _check_length(host)
         if number is not None:
             return Room(number)
         if host is None and port is None:
@@ -71,6 +73,7 @@ class DecodeRooms:
     read: bool = True
 
     def room(self, host: str | None, port: int | None, number: int | None) -> Room | None:
+        _check_length(host)
         if host is None and port is None and number is None:
             return None
         if number is None:
@@ -87,6 +90,11 @@ def room_rule(role: str, *, allowed: tuple[str, ...] = (), secured: bool = False
     """The rule of a server with this role."""
     rules: dict[str, RoomRule] = {"null": NO_ROOMS, "prefill": PrefillRooms(), "decode": DecodeRooms(allowed, secured)}
     return rules[role]
+
+
+def _check_length(host: str | None) -> None:
+    if host is not None and not 1 <= len(host) <= MAX_HOST:
+        raise BadRequest(f"bootstrap_host must have between 1 and {MAX_HOST} characters, got {len(host)}", param="bootstrap_host")
 
 
 def _missing(name: str, given: str) -> BadRequest:

@@ -119,6 +119,7 @@ class TokenizerManager:
             self.check_open()
             self._check_queue(sum(len(item.message.rids) for item in prepared))
         self._check_rids(prepared)
+        _check_rooms(prepared)
         generation = Generation(self.client.abort)
         generation.hold(self._outputs(item, generation) for item in prepared)
         for item, outputs in zip(prepared, generation.groups):
@@ -286,6 +287,17 @@ class TokenizerManager:
             )
             for index, rid in enumerate(item.message.rids)
         )
+
+
+def _check_rooms(prepared: Sequence[Prepared]) -> None:
+    """A room is for one prompt; its samples share it."""
+    seen: set[int] = set()
+    for item in prepared:
+        if (room := item.message.room) is None:
+            continue
+        if room.number in seen:
+            raise BadRequest(f"bootstrap_room {room.number} stands for two prompts of this request", param="bootstrap_room")
+        seen.add(room.number)
 
 
 def _shown(names: Mapping[str, str], name: str) -> str:

@@ -1,6 +1,7 @@
 """Requests with many prompts: a field holds one value for all of them, or a list with one for each.
 
-Called by the native and the completions route.
+The room where a prompt is handed over between servers is such a field with rules of its own. Called by the generation routes and by the
+offline interface.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from radixpd.errors import BadRequest
+from radixpd.runtime.admission import RANGES
 
-__all__ = ["MAX_BATCH", "check_rid", "pick", "pick_all"]
+__all__ = ["MAX_BATCH", "ROOM", "check_rid", "pick", "pick_all", "pick_room"]
 
 MAX_BATCH = 4096  # prompts of one request
+ROOM = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 
 
 def check_rid(rid: Any, count: int | None) -> None:
@@ -34,3 +37,28 @@ def pick(value: Any, index: int, count: int | None, name: str) -> Any:
 def pick_all(fields: Mapping[str, Any], index: int, count: int | None) -> dict[str, Any]:
     """`pick` for each field."""
     return {name: pick(value, index, count, name) for name, value in fields.items()}
+
+
+def pick_room(body: Any, index: int, count: int | None, samples: Any) -> dict[str, Any]:
+    """The fields of `body` that name the room of prompt `index`: one number stands for as many rooms as there are prompts, counted up from
+    it. The `samples` of a prompt share its room, but routers send one value for each where a prompt comes alone: the first counts."""
+    fields = {name: getattr(body, name) for name in ROOM}
+    if count is None and type(samples) is int and samples > 1:
+        fields = {name: _shared(value, samples, name) for name, value in fields.items()}
+    picked = pick_all(fields, index, count)
+    if isinstance(fields["bootstrap_room"], int):
+        picked["bootstrap_room"] += index
+    return picked
+
+
+def _shared(value: Any, samples: int, name: str) -> Any:
+    if not isinstance(value, list) or len(value) != samples:
+        return value
+    if name != "bootstrap_room" and any(item != value[0] for item in value):
+        raise BadRequest(f"{name}: samples of one prompt are computed on one server, so the {samples} values must be equal", param=name)
+    if name == "bootstrap_room":
+        low, high = RANGES[name]
+        for item in value:
+            if not low <= item <= high:
+                raise BadRequest(f"{name} must be between {low} and {high}, got {item}", param=name)
+    return value[0]

@@ -14,9 +14,10 @@ import msgspec
 from aiohttp import web
 
 from radixpd.errors import BadRequest
-from radixpd.runtime.admission import LATER, Ask, admit, refuse_later
+from radixpd.runtime.admission import LATER, MAX_SAMPLES, Ask, admit, refuse_later
 from radixpd.runtime.output import Output
 from radixpd.server.answers import ChatChunk, ChatCompletion
+from radixpd.server.batch import pick_room
 from radixpd.server.docs import Body, Doc, Schema, or_null, ref
 from radixpd.server.openai_shape import Envelope, Usage, chat_logprobs, ending, ids_of, output_entries, token_names
 from radixpd.server.openai_types import HARMLESS, WISHES, ChatBody, Wishes, split
@@ -186,7 +187,12 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
 
 
 async def _ask(body: ChatBody, wishes: Wishes, service: Service) -> Ask:
-    options = {**wishes.options, "return_logprob": body.logprobs, "top_logprobs_num": body.top_logprobs}
+    options = {
+        **wishes.options,
+        **pick_room(body, 0, None, wishes.sampling.get("n")),
+        "return_logprob": body.logprobs,
+        "top_logprobs_num": body.top_logprobs,
+    }
     names = {**wishes.names, "text": "messages", "top_logprobs_num": "top_logprobs"}
     # Admission comes first: a request that is wrong anyway should not cost a template run.
     manager = service.manager
@@ -211,11 +217,12 @@ DOCS = {
             ChatBody,
             fields={"messages": MESSAGES},
             ranges={"top_logprobs": (0, MAX_TOP)},
+            lists=(1, MAX_SAMPLES),
             wishes=WISHES,
             harmless=HARMLESS,
             refused=LATER,
         ),
         events=ChatChunk,
-        errors=(499, 503),
+        errors=(499, 502, 503, 504),
     ),
 }

@@ -7,6 +7,7 @@ by name. Called by the application's router.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from radixpd.runtime.off_loop import Pace
 from radixpd.runtime.output import Generation, Output
 from radixpd.runtime.tokenizer_manager import TokenizerManager
 from radixpd.server.answers import Generated
-from radixpd.server.batch import MAX_BATCH, check_rid, pick, pick_all
+from radixpd.server.batch import MAX_BATCH, check_rid, pick, pick_all, pick_room
 from radixpd.server.docs import TOKEN_IDS, Body, Doc, exactly_one, one_or_many, or_null, ref
 from radixpd.server.native_shape import NativeShape
 from radixpd.server.replies import json_reply, read_object, warn_unknown
@@ -29,7 +30,6 @@ __all__ = ["DOCS", "PER_PROMPT", "ROUTES", "SHARED", "GenerateBody", "token_ids"
 
 HARMLESS = frozenset(("custom_labels", "routing_key", "model"))
 PER_PROMPT = ("rid", "return_logprob", "logprob_start_len", "top_logprobs_num", "priority", "extra_key", "cache_salt")
-ROOM = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 SHARED = ("truncate_prompt_tokens", "no_logs", "log_metrics")
 
 Item = TypeVar("Item")
@@ -55,9 +55,9 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     no_logs: bool | None = None
     log_metrics: bool | None = None
-    bootstrap_host: str | list[str | None] | None = None
+    bootstrap_host: str | list[str] | None = None
     bootstrap_port: int | list[int | None] | None = None
-    bootstrap_room: int | list[int | None] | None = None
+    bootstrap_room: int | list[int] | None = None
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
@@ -113,12 +113,16 @@ class _NativeFrames:
 
 
 def _shapes(body: GenerateBody, service: Service, asks: list[Ask], generation: Generation) -> list[NativeShape]:
-    """One shape per output; the samples of one prompt share theirs."""
+    """One shape per output; the samples of one prompt share theirs. Where a decode server goes on, it tells the prompt's scores: routers
+    put both servers' lists together."""
     tokenizer = service.manager.tokenizer
     texts, ids = body.return_text_in_logprobs is True, body.return_prompt_token_ids is True
     shapes: list[NativeShape] = []
     for ask, group in zip(asks, generation.groups):
-        shapes += [NativeShape(tokenizer, group[0], wish=ask.params.logprobs, texts=texts, prompt_ids=ids)] * len(group)
+        wish = ask.params.logprobs
+        if wish is not None and ask.continued:
+            wish = replace(wish, start=-1)
+        shapes += [NativeShape(tokenizer, group[0], wish=wish, texts=texts, prompt_ids=ids)] * len(group)
     return shapes
 
 
@@ -147,8 +151,9 @@ def _ask(body: GenerateBody, prompt: str | list[int], index: int, count: int | N
     sampling: dict[str, Any] = pick(body.sampling_params, index, count, "sampling_params") or {}
     refuse_later(sampling)
     warn_unknown(sampling, {*Sampling.__struct_fields__, *LATER})
-    options = pick_all({name: getattr(body, name) for name in (*PER_PROMPT, *ROOM)}, index, count)
+    options = pick_all({name: getattr(body, name) for name in PER_PROMPT}, index, count)
     options |= {name: getattr(body, name) for name in SHARED}
+    options |= pick_room(body, index, count, sampling.get("n"))
     options["token_ids_logprob"] = token_ids(body.token_ids_logprob, index, count)
     names = {} if isinstance(prompt, str) else {"text": "input_ids"}
     return admit(prompt, sampling, options, limits=manager.limits, names=names, defaults=manager.defaults.native)
@@ -185,6 +190,6 @@ DOCS = {
             lists=(1, MAX_BATCH),
         ),
         events=Generated,
-        errors=(503,),
+        errors=(502, 503, 504),
     ),
 }

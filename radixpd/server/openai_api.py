@@ -18,7 +18,7 @@ from radixpd.runtime.off_loop import Pace
 from radixpd.runtime.output import Output
 from radixpd.runtime.tokenizer_manager import TokenizerManager
 from radixpd.server.answers import Completion, ModelCard, ModelList
-from radixpd.server.batch import MAX_BATCH, check_rid, pick_all
+from radixpd.server.batch import MAX_BATCH, check_rid, pick_all, pick_room
 from radixpd.server.docs import TOKEN_IDS, Body, Doc, one_or_many
 from radixpd.server.openai_shape import (
     Envelope,
@@ -37,7 +37,7 @@ from radixpd.server.stream import DONE, Piece, intervals, stream
 
 __all__ = ["DOCS", "ROUTES"]
 
-PER_PROMPT = ("rid", "priority", "extra_key", "cache_salt", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+PER_PROMPT = ("rid", "priority", "extra_key", "cache_salt")
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -178,6 +178,7 @@ def _ask(body: CompletionBody, wishes: Wishes, prompt: str | list[int], index: i
     options = {
         **wishes.options,
         **pick_all({name: getattr(body, name) for name in PER_PROMPT}, index, count),
+        **pick_room(body, index, count, wishes.sampling.get("n")),
         "return_logprob": body.logprobs is not None or ranked,
         "top_logprobs_num": body.logprobs or 0,
         "logprob_start_len": 0 if body.echo and body.logprobs is not None else -1,
@@ -248,7 +249,7 @@ DOCS = {
             refused=LATER,
         ),
         events=Completion,
-        errors=(499, 503),
+        errors=(499, 502, 503, 504),
     ),
     list_models: Doc("The served models: one", answer=ModelList),
     show_model: Doc("One model", answer=ModelCard, errors=(404,)),

@@ -46,12 +46,7 @@ SAMPLING_NAMES = {
     "no_stop_trim": "no_stop_trim",
     "stream_interval": "stream_interval",
 }
-OPTION_NAMES = frozenset(
-    [
-        "rid", "priority", "extra_key", "cache_salt", "truncate_prompt_tokens", "no_logs", "log_metrics",
-        "bootstrap_host", "bootstrap_port", "bootstrap_room",
-    ]
-)  # fmt: skip
+OPTION_NAMES = frozenset(("rid", "priority", "extra_key", "cache_salt", "truncate_prompt_tokens", "no_logs", "log_metrics"))
 WISHES = {**SAMPLING_NAMES, **{name: name for name in sorted(OPTION_NAMES)}}  # for the description of the routes
 HARMLESS = frozenset(
     ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"]
@@ -68,7 +63,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class CompletionBody(msgspec.Struct, kw_only=True):
-    """What only `/v1/completions` reads. A list of names, priorities, keys or salts holds one for each prompt."""
+    """What only `/v1/completions` reads. A list of names, priorities, keys, salts or rooms holds one for each prompt."""
 
     model: str | None = None
     prompt: str | list[Any]
@@ -83,15 +78,15 @@ class CompletionBody(msgspec.Struct, kw_only=True):
     priority: int | list[int] | None = None
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
-    bootstrap_host: str | list[str | None] | None = None
+    bootstrap_host: str | list[str] | None = None
     bootstrap_port: int | list[int | None] | None = None
-    bootstrap_room: int | list[int | None] | None = None
+    bootstrap_room: int | list[int] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
 
 class ChatBody(msgspec.Struct, kw_only=True):
-    """What only `/v1/chat/completions` reads."""
+    """What only `/v1/chat/completions` reads. A list of rooms holds one for each sample."""
 
     model: str | None = None
     messages: list[dict[str, Any]]
@@ -105,6 +100,9 @@ class ChatBody(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_prompt_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    bootstrap_host: str | list[str] | None = None
+    bootstrap_port: int | list[int | None] | None = None
+    bootstrap_room: int | list[int] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

@@ -38,8 +38,9 @@ REASONS = {
     415: "The body is not JSON.",
     499: "Aborted through /abort_request.",
     500: "A process of the server has failed, or a bug.",
+    502: "The other server of a prefill/decode pair has failed.",
     503: "Not now: starting, draining, or full. `Retry-After` says when to try again.",
-    504: "Not finished within --request-timeout.",
+    504: "Not finished within --request-timeout, or a peer was silent for too long.",
 }
 SCHEMES: dict[str, Schema] = {
     "key": {"type": "http", "scheme": "bearer", "description": "one of --api-key or --admin-api-key"},

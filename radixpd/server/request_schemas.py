@@ -7,6 +7,7 @@ and a value that it forbids is a 400; tests draw both. Called by `openapi`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from radixpd.runtime.admission import (
     LATER,
     MAX_BIAS,
+    MAX_HOST,
     MAX_LIST,
     MAX_NAME,
     MAX_PATTERN,
@@ -39,6 +41,7 @@ LENGTHS: Ranges = {
     "rid": (1, MAX_NAME),
     "extra_key": (0, MAX_NAME),
     "cache_salt": (0, MAX_NAME),
+    "bootstrap_host": (1, MAX_HOST),
 }  # of strings
 COUNTS = {"stop": MAX_LIST, "stop_regex": MAX_PATTERNS, "stop_token_ids": MAX_LIST, "token_ids_logprob": MAX_LIST}  # of lists
 IDS = ("stop_token_ids", "token_ids_logprob")
@@ -60,6 +63,9 @@ NOTES = {
     "no_logs": "keep this request out of the request log",
     "log_metrics": "false: keep it out of the latencies of /metrics",
     "stream": "answer with server-sent events",
+    "bootstrap_host": "the prefill server of this prompt; without any bootstrap_ field a prompt is served whole",
+    "bootstrap_port": "of the prefill server; default: 8998",
+    "bootstrap_room": "the number of the handoff, the same on both servers; one number for many prompts is counted up",
 }
 EXAMPLES: dict[str, list[Any]] = {
     "text": ["The capital of France is"],
@@ -78,6 +84,12 @@ REPLACED: dict[str, Schema] = {
     "truncate_prompt_tokens": {"anyOf": [{"enum": [-1, None]}, {"type": "integer", "minimum": 1, "maximum": TOKENS}]},
 }
 NULLS: Schema = {"type": "object", "additionalProperties": {"type": "null"}}
+NO_ROOM: Schema = {"description": "this server does not split prefill and decode"}
+NO_ROOMS: dict[str, Schema] = {
+    "bootstrap_host": {**NO_ROOM, "type": "null"},
+    "bootstrap_port": {**NO_ROOM, "anyOf": [{"type": "null"}, {"type": "array", "items": {"type": "null"}, "minItems": 1}]},
+    "bootstrap_room": {**NO_ROOM, "type": "null"},
+}
 UNSERVED = "of a feature that is not served: must ask for nothing"
 
 
@@ -89,7 +101,11 @@ def request_schemas(bodies: Sequence[Body], limits: Limits) -> tuple[dict[str, S
     ranges = _ranges(limits)
     wishes = {**_narrowed(structs["Sampling"], ranges), **_narrowed(structs.pop("Options"), ranges)}
     sampling = {**structs["Sampling"], "properties": _narrowed(structs["Sampling"], ranges), "allOf": [ref("Unserved")]}
-    finished = {body.kind.__name__: _body(body, structs[body.kind.__name__], ranges, wishes) for body in bodies}
+    closed = {} if limits.rooms.read else NO_ROOMS
+    finished = {
+        body.kind.__name__: _body(replace(body, fields={**body.fields, **closed}), structs[body.kind.__name__], ranges, wishes)
+        for body in bodies
+    }
     return {**structs, **finished, "Sampling": sampling, **_fixed(limits)}, named
 
 
