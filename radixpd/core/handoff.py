@@ -63,13 +63,15 @@ class NotNeeded:
 
 @dataclass(frozen=True, slots=True)
 class PrefillShare:
-    """Prefill's part of the journey: prompt tokens found and computed, pages sent, seconds queued and computing."""
+    """Prefill's part of the journey: prompt tokens found and computed, pages sent, seconds queued, computing, and since the first page
+    was given to the mover."""
 
     hit: int = 0
     computed: int = 0
     pages: int = 0
     queued: float = 0.0
     seconds: float = 0.0
+    sending: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +146,13 @@ class Quiet:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """Decode: every byte of this room is there. `raw`: bytes of KV that were written, `wire`: bytes that it took to bring them."""
+    """Decode: every byte of this room is there. `raw`: bytes of KV that were written, `wire`: bytes that it took to bring them; `exact`:
+    they are the bytes that prefill has."""
 
     room: int
     raw: int = 0
     wire: int = 0
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)

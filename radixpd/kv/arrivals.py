@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from radixpd.core.handoff import Landed
+
 __all__ = ["Arrivals", "Expected"]
 
 REMEMBERED = 4096  # ended rooms
@@ -20,14 +22,24 @@ REMEMBERED = 4096  # ended rooms
 
 @dataclass(slots=True, eq=False)
 class Expected:
-    """One room. `pages`: sorted ids; `seen[layer, i]`: whether page i of that layer has come; `writing`: told when the entry ends."""
+    """One room. `pages`: sorted ids; `seen[layer, i]`: whether page i of that layer has come; `writing`: told when the entry ends. `raw`,
+    `wire`, `exact`: as in `Landed`."""
 
     room: int
     peer: str
     pages: np.ndarray  # int64 [n]
     seen: np.ndarray  # bool [layers, n]
     left: int
+    page_bytes: int
     writing: list[Callable[[], None]] = field(default_factory=list)
+    raw: int = 0
+    wire: int = 0
+    exact: bool = True
+
+    @property
+    def landed(self) -> Landed:
+        """What is reported when nothing is left."""
+        return Landed(self.room, self.raw, self.wire, self.exact)
 
     def places(self, pages: np.ndarray) -> np.ndarray | None:
         """Where these pages stand in the entry; None if one of them is not in it."""
@@ -35,8 +47,12 @@ class Expected:
         places[places == len(self.pages)] = 0
         return places if bool((self.pages[places] == pages).all()) else None
 
-    def came(self, layer: int, places: np.ndarray) -> None:
-        """These pages of this layer are there. Coming twice counts once."""
+    def came(self, layer: int, places: np.ndarray, coded: int | None = None) -> None:
+        """These pages of this layer are there, `coded`: out of so many bytes. Coming twice counts once, but for the bytes."""
+        size = len(places) * self.page_bytes
+        self.raw += size
+        self.wire += size if coded is None else coded
+        self.exact = self.exact and coded is None
         row = self.seen[layer]
         before = int(row.sum())
         row[places] = True
@@ -44,10 +60,10 @@ class Expected:
 
 
 class Arrivals:
-    """All rooms that are expected here."""
+    """All rooms that are expected here. `page_bytes`: of one page in one layer."""
 
-    def __init__(self, layers: int) -> None:
-        self.layers = layers
+    def __init__(self, layers: int, page_bytes: int) -> None:
+        self.layers, self.page_bytes = layers, page_bytes
         self._rooms: dict[int, Expected] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
 
@@ -55,7 +71,8 @@ class Arrivals:
         """From now on `peer` may write these pages."""
         ids = np.unique(np.asarray(pages, dtype=np.int64))
         self._ended.pop(room, None)
-        self._rooms[room] = Expected(room, peer, ids, np.zeros((self.layers, len(ids)), dtype=bool), self.layers * len(ids))
+        seen = np.zeros((self.layers, len(ids)), dtype=bool)
+        self._rooms[room] = Expected(room, peer, ids, seen, seen.size, self.page_bytes)
 
     def find(self, room: int) -> Expected | None:
         """The room's entry."""

@@ -1,7 +1,8 @@
 """Which codec a send goes through: what `--disaggregation-transfer-dtype` asks for, and the choice among several by measured speeds.
 
 Pure: no tensors, no clock. A send's encoding, wire and decoding overlap (layer by layer), so the slowest of the three is the time that
-it takes. Invariant: only codecs that the operator listed are ever chosen; of two that take equally long the less lossy one wins.
+it takes. Invariant: only codecs that the operator listed are ever chosen, and plain pages; of two that take equally long the less lossy
+one wins.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from dataclasses import dataclass
 
 from radixpd.errors import ConfigError
 
-__all__ = ["NAMES", "Speed", "choose", "listed", "seconds"]
+__all__ = ["NAMES", "NONE", "Chooser", "Speed", "carriers", "choose", "listed", "seconds"]
 
-NAMES = ("none", "fp8_e4m3", "int8", "int4")
+NONE = "none"
+NAMES = (NONE, "fp8_e4m3", "int8", "int4")
+CARRIERS = ("tcp",)  # transports whose receiver can decode what comes
+WORTH = 0.8  # of the time that the codec in use takes: a change to another one saves at least the rest
 _FLAG = "--disaggregation-transfer-dtype"
 _AUTO = "auto:"
 
@@ -56,3 +60,35 @@ def choose(speeds: Sequence[Speed], raw_bytes: float, link: float) -> str:
     if not (link > 0 and raw_bytes >= 0):
         raise ValueError(f"link speed must be above 0 and bytes not below, got {link} and {raw_bytes}")
     return min(speeds, key=lambda speed: (seconds(speed, raw_bytes, link), -speed.ratio)).name
+
+
+def carriers(backend: str, dtype: str) -> tuple[str, ...]:
+    """The transports that a value of `--disaggregation-transfer-backend` allows beside one of the transfer dtype. Raises ConfigError."""
+    plain = listed(dtype) == (NONE,)
+    if backend == "auto":
+        return ("shm", *CARRIERS) if plain else CARRIERS
+    if not plain and backend not in CARRIERS:
+        raise ConfigError(
+            f"{_FLAG} {dtype} needs --disaggregation-transfer-backend {' or '.join(CARRIERS)} (or auto): {backend} puts pages straight "
+            "into the other server's pool, and nobody there decodes them"
+        )
+    return (backend,)
+
+
+class Chooser:
+    """The choice for one peer, made anew for each send. `speeds`: of what is listed and of plain pages. Until the link's speed is known,
+    and while it makes little difference, it stays what it was: plain pages at first."""
+
+    def __init__(self, speeds: Sequence[Speed]) -> None:
+        self._speeds = {speed.name: speed for speed in speeds}
+        self.name = NONE
+
+    def pick(self, raw_bytes: float, link: float | None) -> str:
+        """For a send of so many bytes, over a link of `link` bytes a second (None: not known, or not any more)."""
+        if link is None:
+            self.name = NONE
+            return self.name
+        name = choose(tuple(self._speeds.values()), raw_bytes, link)
+        if seconds(self._speeds[name], raw_bytes, link) <= WORTH * seconds(self._speeds[self.name], raw_bytes, link):
+            self.name = name
+        return self.name

@@ -2,8 +2,9 @@
 
 Each connection belongs to one peer (whose token it proved). A frame is checked before its first byte reaches the pool: its room must be
 expected from this very peer, its pages must be the room's. A frame for a room that is not known yet waits a moment, since the brain's word
-may be slower than the peer. Invariant: nothing counts as come before the frame's verdict has been read, and nothing is written for a room
-that has ended. Used by the tcp and shm transports, which differ in whether the bytes come along.
+may be slower than the peer; coded pages wait for room in the staging memory that all connections share, and the socket with them.
+Invariant: nothing counts as come before the frame's verdict has been read, and nothing is written for a room that has ended. Used by the
+tcp and shm transports, which differ in whether the bytes come along.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import os
 import secrets
 import selectors
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from radixpd.core.handoff import Failure, Landed
+from radixpd.core.handoff import Failure
 from radixpd.kv import frames
 from radixpd.kv.arrivals import Expected
+from radixpd.kv.staging import Span, Staging
 from radixpd.kv.stream import Broken, Stream, Talk, discarded
 from radixpd.kv.transport import Ground, News
 
@@ -28,7 +32,20 @@ __all__ = ["Inbound", "Reception"]
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+Part: TypeAlias = Generator[list[memoryview] | None, None, T]  # of a conversation, with a result
 STRANGERS = 64  # connections that have not proved anything yet; more are turned away
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """A frame that may be taken: pages of one layer, as runs, as ids (int64), and where they stand in the room's entry."""
+
+    entry: Expected
+    layer: int
+    runs: np.ndarray
+    pages: np.ndarray
+    places: np.ndarray
 
 
 class Inbound:
@@ -40,6 +57,8 @@ class Inbound:
         self.since = host.ground.clock()
         self.waits_for: int | None = None  # a room that is not known yet
         self.waits_until = 0.0
+        self.crowded: Expected | None = None  # the room of a frame that waits for staging memory
+        self.span: Span | None = None  # what it has of it
         self.said_bye = False
         self.pid = 0  # of the process at the other end, where a transport wants to know
         self.stream = Stream(host.ground.selector, sock, closed=self._closed)
@@ -58,8 +77,8 @@ class Inbound:
         while True:
             yield [memoryview(head)]
             kind, layer, count, room, number = frames.HEAD.unpack(head)
-            if kind == frames.DATA:
-                yield from self._frame(layer, count, room, number)
+            if kind in (frames.DATA, frames.CODED):
+                yield from self._frame(kind, layer, count, room, number)
             elif kind == frames.FORGET:
                 entry = host.ground.arrivals.find(room)
                 if entry is None or entry.peer == self.peer:
@@ -70,31 +89,98 @@ class Inbound:
             else:
                 raise Broken(f"a frame of unknown kind {kind}")
 
-    def _frame(self, layer: int, count: int, room: int, number: int) -> Talk:
+    def stop(self) -> None:
+        """The room of the frame that is being read is over."""
+        self.stream.divert()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self.span is not None:
+            self.span.release()
+            self.span = None
+
+    def _frame(self, kind: int, layer: int, count: int, room: int, number: int) -> Talk:
         host = self.host
         if layer >= host.ground.arrivals.layers or not 1 <= count <= host.pages:
             raise Broken(f"a frame of layer {layer} with {count} runs")
-        listed = bytearray(8 * count)
-        yield [memoryview(listed)]
+        coding, listed = bytearray(frames.CODING.size if kind == frames.CODED else 0), bytearray(8 * count)
+        yield [memoryview(coding), memoryview(listed)]
         runs = np.frombuffer(listed, dtype=frames.RUN)
         total = int(runs[:, 1].sum(dtype=np.uint64))
         if not 1 <= total <= host.pages:
             raise Broken(f"a frame of {total} pages")
         yield from self._until_known(room)
-        entry, places, status = self._check(room, runs)
-        if entry is not None:
-            entry.writing.append(self.stream.divert)
+        wanted, status = self._check(room, layer, runs)
+        if kind == frames.CODED:
+            field, size = frames.CODING.unpack(coding)
+            status = yield from self._coded(wanted, status, frames.codec_of(field), size, total)
+        else:
+            status = yield from self._plain(wanted, status, layer, total)
+        self._answer(number, status)
+
+    def _plain(self, wanted: Wanted | None, status: int, layer: int, total: int) -> Part[int]:
+        """Bytes as they lie in the pool go there at once."""
+        host = self.host
+        if wanted is not None:
+            wanted.entry.writing.append(self.stop)
         if host.rows is not None:
             size = host.rows[layer].shape[1]
-            yield self._targets(host.rows[layer], runs) if entry is not None else discarded(total * size)
+            yield self._targets(host.rows[layer], wanted.runs) if wanted is not None else discarded(total * size)
             host.ground.counters.bytes_in += total * size
+        verdict = yield from self._verdict()
+        if wanted is None:
+            return status
+        wanted.entry.writing.remove(self.stop)
+        return self._refusal(wanted, verdict) or self._count(wanted)
+
+    def _coded(self, wanted: Wanted | None, status: int, codec: str, size: int, total: int) -> Part[int]:
+        """Coded bytes go into staging memory, and from there into the pool when they are whole."""
+        host, decoder = self.host, self.host.ground.decoder
+        if wanted is not None and (decoder is None or not decoder.takes(codec)):
+            reason = f"{self.peer} sends {codec}, which this server does not take (--disaggregation-transfer-dtype)"
+            status = self._give_up(wanted.entry, reason, frames.CODEC)
+            wanted = None
+        if wanted is None or decoder is None:
+            yield discarded(size)
+            yield from self._verdict()
+            return status
+        if size != decoder.size(codec, total) or size > decoder.capacity:
+            raise Broken(f"a frame of {size} bytes of {codec} for {total} pages")
+        yield from self._seat(wanted.entry, decoder.staging, size)
+        yield [self.span.view] if self.span is not None else discarded(size)
+        host.ground.counters.bytes_in += size
+        verdict = yield from self._verdict()
+        span, self.span = self.span, None
+        if span is None:
+            return frames.UNKNOWN
+        try:
+            wanted.entry.writing.remove(self.stop)
+            if refusal := self._refusal(wanted, verdict):
+                return refusal
+            decoder.decode(codec, span.bytes, wanted.layer, wanted.pages)
+        except ValueError as error:
+            return self._give_up(wanted.entry, f"what came cannot be decoded: {error}", frames.DAMAGED)
+        finally:
+            span.release()
+        return self._count(wanted, coded=size)
+
+    def _seat(self, entry: Expected, staging: Staging, size: int) -> Talk:
+        """Wait for staging memory; in vain if the room ends before."""
+        self.crowded = entry
+        while self.host.ground.arrivals.find(entry.room) is entry:
+            self.span = staging.take(size, self)
+            if self.span is not None:
+                entry.writing.append(self.stop)
+                break
+            yield None
+        self.crowded = None
+        staging.leave(self)
+
+    def _verdict(self) -> Part[bytes]:
         verdict = bytearray(1)
         yield [memoryview(verdict)]
-        host.ground.counters.frames_in += 1
-        if entry is not None and places is not None:
-            entry.writing.remove(self.stream.divert)
-            status = self._count(entry, layer, places, bytes(verdict))
-        self._answer(number, status)
+        self.host.ground.counters.frames_in += 1
+        return bytes(verdict)
 
     def _until_known(self, room: int) -> Talk:
         arrivals, clock = self.host.ground.arrivals, self.host.ground.clock
@@ -103,32 +189,42 @@ class Inbound:
             yield None
         self.waits_for = None
 
-    def _check(self, room: int, runs: np.ndarray) -> tuple[Expected | None, np.ndarray | None, int]:
-        """Whether the frame may be taken."""
+    def _check(self, room: int, layer: int, runs: np.ndarray) -> tuple[Wanted | None, int]:
+        """Whether the frame may be taken; if not, the status that says why."""
         host = self.host
         entry = host.ground.arrivals.find(room)
         if entry is None or entry.peer != self.peer:
             host.ground.counters.refused += 1
-            return None, None, frames.UNKNOWN
+            return None, frames.UNKNOWN
         inside = bool((runs.astype(np.int64).sum(axis=1) <= host.pages).all())
-        places = entry.places(frames.pages_of(runs)) if inside else None
-        if places is None:
-            host.ground.counters.refused += 1
-            host.ground.arrivals.end(room)
-            host.news.append(Failure(room, "the peer wanted to write pages that are not this room's"))
-            return None, None, frames.FOREIGN
-        return entry, places, frames.TAKEN
+        pages = frames.pages_of(runs) if inside else None
+        places = entry.places(pages) if pages is not None else None
+        if pages is None or places is None:
+            return None, self._give_up(entry, "the peer wanted to write pages that are not this room's", frames.FOREIGN)
+        return Wanted(entry, layer, runs, pages, places), frames.TAKEN
 
-    def _count(self, entry: Expected, layer: int, places: np.ndarray, verdict: bytes) -> int:
+    def _give_up(self, entry: Expected, reason: str, status: int) -> int:
+        """What comes for this room is of no use: it is over, and its brain hears why."""
         host = self.host
-        if host.ground.arrivals.find(entry.room) is not entry:
+        host.ground.counters.refused += 1
+        host.ground.arrivals.end(entry.room)
+        host.news.append(Failure(entry.room, reason))
+        return status
+
+    def _refusal(self, wanted: Wanted, verdict: bytes) -> int:
+        """Why a frame that has been read counts for nothing; 0 if it counts."""
+        if self.host.ground.arrivals.find(wanted.entry.room) is not wanted.entry:
             return frames.UNKNOWN
-        if verdict != frames.GOOD:
-            return frames.WITHDRAWN
-        entry.came(layer, places)
+        return 0 if verdict == frames.GOOD else frames.WITHDRAWN
+
+    def _count(self, wanted: Wanted, *, coded: int | None = None) -> int:
+        """The frame's pages are in the pool."""
+        host, entry = self.host, wanted.entry
+        entry.came(wanted.layer, wanted.places, coded)
+        host.ground.counters.raw_in += len(wanted.places) * entry.page_bytes
         if not entry.left:
             host.ground.arrivals.end(entry.room)
-            host.news.append(Landed(entry.room))
+            host.news.append(entry.landed)
         return frames.TAKEN
 
     @staticmethod
@@ -142,8 +238,12 @@ class Inbound:
 
     def _closed(self, reason: str) -> None:
         for entry in self.host.ground.arrivals.all():
-            if self.stream.divert in entry.writing:
-                entry.writing.remove(self.stream.divert)
+            if self.stop in entry.writing:
+                entry.writing.remove(self.stop)
+        self._let_go()
+        self.crowded = None
+        if self.host.ground.decoder is not None:
+            self.host.ground.decoder.staging.leave(self)
         self.host.left(self, reason)
 
 
@@ -202,7 +302,7 @@ class Reception:
             self._gone(guest)
 
     def poll(self) -> None:
-        """Strangers that say nothing, frames that wait for their room."""
+        """Strangers that say nothing, frames that wait for their room, or for staging memory."""
         now, arrivals = self.ground.clock(), self.ground.arrivals
         for guest in list(self.guests):
             if not guest.peer and now - guest.since > self.ground.options.connect:
@@ -210,6 +310,17 @@ class Reception:
             room = guest.waits_for
             if room is not None and (now >= guest.waits_until or arrivals.find(room) is not None or arrivals.has_ended(room)):
                 guest.stream.resume()
+            if guest.crowded is not None and arrivals.find(guest.crowded.room) is not guest.crowded:
+                guest.stream.resume()
+        self._seat_next()
+
+    def _seat_next(self) -> None:
+        """Staging memory that has become free goes to whoever waits for it, in turn."""
+        decoder = self.ground.decoder
+        while decoder is not None and isinstance(first := decoder.staging.first, Inbound):
+            first.stream.resume()
+            if decoder.staging.first is first:
+                return
 
     def dismiss(self, peer: str, reason: str) -> None:
         """Close all connections of a peer."""

@@ -22,6 +22,8 @@ from radixpd.core.handoff import CancelRoom, ExpectRoom, Landed, MoverOrder, Mov
 from radixpd.core.step import Send
 from radixpd.errors import PeerFailed
 from radixpd.kv.arrivals import Arrivals
+from radixpd.kv.codec_choice import NONE, carriers
+from radixpd.kv.coding import PIECE, Coding, Decoder, Encoder, Parcel
 from radixpd.kv.link import Link
 from radixpd.kv.outbox import Job, Lane, Piece
 from radixpd.kv.pool import Pool
@@ -32,23 +34,24 @@ __all__ = ["Mover", "MoverOptions"]
 logger = logging.getLogger(__name__)
 
 LOOK = 0.05  # seconds between two looks at deadlines
-PIECE = 2 << 20  # bytes handed to a transport at once
 WINDOW = 16 << 20  # bytes on the way to one peer: enough to fill the wire, little enough that the first layer still comes first
 ENDED = 240.0  # seconds that a cancelled room is remembered; plans that were under way may still name it
 
 
 @dataclass(frozen=True, slots=True)
 class MoverOptions:
-    """`link_gbps`: pace everything to this (0: no limit); `stall`: seconds without progress after which open sends to a peer fail."""
+    """`link_gbps`: pace everything to this (0: no limit); `stall`: seconds without progress after which open sends to a peer fail;
+    `codec`: what is sent may be compressed so, and what comes too (see `codec_choice`)."""
 
     backends: tuple[str, ...] = ("shm", "tcp")
     link_gbps: float = 0.0
     stall: float = 20.0
     transport: TransportOptions = field(default_factory=TransportOptions)
+    codec: str = NONE
 
 
 class Mover:
-    """Of one runner and its pool. Raises ConfigError when a transport cannot start."""
+    """Of one runner and its pool. Raises ConfigError when a transport cannot start, or cannot carry what the codec makes."""
 
     def __init__(
         self,
@@ -63,12 +66,17 @@ class Mover:
         self._link = Link(self._options.link_gbps, clock)
         self._selector = selectors.DefaultSelector()
         self._ended: dict[int, float] = {}  # rooms whose source pages may be given up, since when; written by both threads
-        self._ground = Ground(self._selector, Arrivals(self._layers), self._ended, self._options.transport, clock)
+        self._coding = Coding(pool, self._options.codec)
+        arrivals = Arrivals(self._layers, self._page_bytes)
+        self._ground = Ground(self._selector, arrivals, self._ended, self._options.transport, clock)
+        self._ground.decoder = Decoder(self._coding) if self._coding.codecs else None
         self._lanes: dict[str, Lane] = {}
+        self._encoders: dict[str, Encoder] = {}  # one a lane
         self._ways: dict[str, KVTransport] = {}  # peer -> how it is reached
         self._troubles: dict[str, str] = {}  # peer -> why it is not reached
-        self._flying: dict[int, Piece] = {}
-        self._held: tuple[float, Lane, Piece] | None = None  # on the link until then
+        self._flying: dict[int, Parcel] = {}
+        self._held: tuple[float, Lane, Parcel] | None = None  # on the link until then
+        self._more = False  # something could be sent at once
         self._computing: list[Job] = []  # jobs of the step that runs now, with pages that it computes
         self._inputs: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -83,6 +91,7 @@ class Mover:
         try:
             opened = []
             for name in self._options.backends:
+                carriers(name, self._options.codec)
                 self._transports[name] = create(name, self._ground)
                 opened.append(self._transports[name].open(pool.layout, pool))
             self.endpoints: tuple[Endpoint, ...] = tuple(opened)
@@ -185,6 +194,8 @@ class Mover:
             logger.exception("the mover met a fault")
 
     def _timeout(self) -> float:
+        if self._more:
+            return 0.0
         if self._held is not None:
             return min(LOOK, max(0.0, self._held[0] - self._clock()))
         return LOOK
@@ -216,6 +227,7 @@ class Mover:
         if problem or not job.left:
             self._settle(job, problem)
             return
+        job.codec = self._encoders[send.peer].choose(len(send.source))
         self._lanes[send.peer].jobs.append(job)
         for layer in range(self._layers):
             self._due(Piece(job, layer, 0, min(send.ready, len(send.source))))
@@ -267,7 +279,8 @@ class Mover:
             self._ways.pop(peer, None)
             return
         self._ways[peer] = self._transports[endpoint.transport]
-        self._lanes.setdefault(peer, Lane(peer, self._clock()))
+        if peer not in self._lanes:
+            self._lanes[peer], self._encoders[peer] = Lane(peer, self._clock()), Encoder(self._coding)
 
     def _admit(self, peer: str, token: bytes) -> None:
         for transport in self._transports.values():
@@ -292,13 +305,14 @@ class Mover:
         if not isinstance(news, Finished):
             self._tell(news)
             return
-        piece = self._flying.pop(news.number, None)
-        if piece is None:
+        parcel = self._flying.pop(news.number, None)
+        if parcel is None:
             return
-        lane, job = self._lanes[piece.job.send.peer], piece.job
-        lane.flying -= self._page_bytes * (piece.end - piece.start)
+        piece, job = parcel.piece, parcel.piece.job
+        lane = self._lanes[job.send.peer]
+        self._back(lane, parcel, arrived=not news.error)
         if news.error:
-            self._fail(job, news.error)
+            self._fail(job, f"{news.error} (sent as {job.codec})" if parcel.coded else news.error)
             return
         lane.moved = self._clock()
         job.left -= piece.end - piece.start
@@ -327,42 +341,61 @@ class Mover:
     # ---- work -----------------------------------------------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        """Give the transports what the link lets through."""
+        """Give the transports what the link lets through. Coding takes its time: between two pieces the sockets have their turn."""
+        self._more = False
         while True:
             if self._held is not None:
-                due, lane, piece = self._held
+                due, lane, parcel = self._held
                 if due > self._clock():
                     return
                 self._held = None
-                self._hand_over(lane, piece)
+                self._hand_over(lane, parcel)
+                if parcel.coded is not None:
+                    self._more = True
+                    return
                 continue
             lanes = [lane for lane in self._lanes.values() if lane.has_due]
             if not lanes:
                 self._link.rest()
                 return
-            lanes = [lane for lane in lanes if lane.flying < WINDOW]
+            lanes = [lane for lane in lanes if lane.flying < WINDOW and self._encoders[lane.peer].has_room(lane.codec)]
             if not lanes:
                 return
             self._turn += 1
-            lane = lanes[self._turn % len(lanes)]
-            piece = lane.take(max(1, self._link.piece(PIECE) // self._page_bytes))
-            size = self._page_bytes * (piece.end - piece.start)
-            lane.flying += size
-            self._held = self._link.carry(size), lane, piece
+            self._wrap(lanes[self._turn % len(lanes)])
 
-    def _hand_over(self, lane: Lane, piece: Piece) -> None:
-        send = piece.job.send
-        if piece.job.settled:
-            lane.flying -= self._page_bytes * (piece.end - piece.start)
-            return
+    def _wrap(self, lane: Lane) -> None:
+        """Put the lane's next piece on the link."""
+        encoder = self._encoders[lane.peer]
+        piece = lane.take(*encoder.cut(lane.codec, self._link.piece(PIECE)))
         try:
-            number = self._ways[lane.peer].send(lane.peer, send.room, piece.layer, piece.source, piece.target)
-        except Exception as error:  # any fault of a transport is this ticket's
-            logger.exception("a send failed")
-            lane.flying -= self._page_bytes * (piece.end - piece.start)
+            parcel = encoder.wrap(piece, self._clock(), alone=not lane.flying)
+        except Exception as error:  # any fault of a codec is this ticket's
+            logger.exception("a piece could not be coded")
             self._fail(piece.job, f"an internal fault ({type(error).__name__})")
             return
-        self._flying[number] = piece
+        lane.flying += parcel.size
+        self._held = self._link.carry(parcel.size), lane, parcel
+
+    def _hand_over(self, lane: Lane, parcel: Parcel) -> None:
+        piece, send = parcel.piece, parcel.piece.job.send
+        if piece.job.settled:
+            self._back(lane, parcel, arrived=False)
+            return
+        coded = () if parcel.coded is None else (parcel.coded,)
+        try:
+            number = self._ways[lane.peer].send(lane.peer, send.room, piece.layer, piece.source, piece.target, *coded)
+        except Exception as error:  # any fault of a transport is this ticket's
+            logger.exception("a send failed")
+            self._back(lane, parcel, arrived=False)
+            self._fail(piece.job, f"an internal fault ({type(error).__name__})")
+            return
+        self._flying[number] = parcel
+
+    def _back(self, lane: Lane, parcel: Parcel, *, arrived: bool) -> None:
+        """It is not under way any more."""
+        lane.flying -= parcel.size
+        self._encoders[lane.peer].unwrap(parcel, self._clock(), arrived=arrived)
 
     def _look(self) -> None:
         """Peers that take nothing any more; rooms that need not be remembered."""

@@ -27,7 +27,8 @@ BACKOFF = (0.05, 2.0)  # seconds between attempts to connect: first, most
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """What is sent in one piece. `body`: the bytes, or a function that puts them in place by itself."""
+    """What is sent in one piece. `body`: the bytes, or a function that puts them in place by itself. `raw`: bytes of the pages, where they
+    are coded in `size`."""
 
     number: int
     room: int
@@ -36,6 +37,7 @@ class Frame:
     size: int
     born: float
     forget: bool = False
+    raw: int = 0
 
 
 class Outbound:
@@ -93,6 +95,7 @@ class Outbound:
         ended, counters = self.line.ground.ended, self.line.ground.counters
         counters.frames_out += 1
         counters.bytes_out += frame.size
+        counters.raw_out += frame.raw or frame.size
         self.stream.queue(memoryview(frame.head), *frame.body, lambda: frames.VOID if frame.room in ended else frames.GOOD)
         return True
 

@@ -19,10 +19,11 @@ __all__ = ["Job", "Lane", "Piece"]
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """`left`: pages, over all layers, that the receiver has not confirmed."""
+    """`left`: pages, over all layers, that the receiver has not confirmed; `codec`: how they go."""
 
     send: Send
     left: int
+    codec: str = "none"
     settled: bool = False
 
 
@@ -70,10 +71,18 @@ class Lane:
         if piece.end > piece.start:
             heapq.heappush(self._due, (piece.layer, next(self._order), piece))
 
-    def take(self, pages: int) -> Piece:
-        """The next piece, of at most so many pages."""
+    @property
+    def codec(self) -> str:
+        """Of the next piece."""
+        return self._due[0][2].job.codec
+
+    def take(self, pages: int, least: int = 1) -> Piece:
+        """The next piece, of at most so many pages; what is left of it for later is `least` pages or more (of which `pages` are two or
+        more times as many)."""
         layer, order, piece = self._due[0]
         end = min(piece.end, piece.start + pages)
+        if 0 < piece.end - end < least:
+            end = piece.end - least
         if end == piece.end:
             heapq.heappop(self._due)
         else:

@@ -24,6 +24,7 @@ import torch
 from radixpd.core.handoff import Failure, Landed, PeerLost, Quiet
 from radixpd.errors import ConfigError, PeerFailed
 from radixpd.kv.arrivals import Arrivals
+from radixpd.kv.coding import Coded, Decoder
 from radixpd.kv.layout import KVLayout
 from radixpd.kv.pool import Pool
 
@@ -68,10 +69,13 @@ class TransportOptions:
 
 @dataclass(slots=True)
 class Counters:
-    """What the transports of one mover have done so far."""
+    """What the transports of one mover have done so far. `bytes`: of pages as they crossed, coded or not; `raw`: of the same pages in the
+    pool."""
 
     bytes_in: int = 0
     bytes_out: int = 0
+    raw_in: int = 0
+    raw_out: int = 0
     frames_in: int = 0
     frames_out: int = 0
     refused: int = 0  # frames for unknown rooms or foreign pages
@@ -92,7 +96,8 @@ News = Finished | Quiet | Landed | Failure | PeerLost
 
 @dataclass(slots=True)
 class Ground:
-    """What all transports of one mover stand on. `ended`: rooms whose source pages may be given up; asked before a frame is called good."""
+    """What all transports of one mover stand on. `ended`: rooms whose source pages may be given up; asked before a frame is called good.
+    `decoder`: for coded pages; None where none are taken."""
 
     selector: BaseSelector
     arrivals: Arrivals
@@ -101,6 +106,7 @@ class Ground:
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    decoder: Decoder | None = None
 
 
 class KVTransport(Protocol):
@@ -119,8 +125,9 @@ class KVTransport(Protocol):
         """Know a peer no more."""
         ...
 
-    def send(self, peer: str, room: int, layer: int, source: np.ndarray, target: np.ndarray) -> int:
-        """Write own pages `source` of a layer to the peer's pages `target`; the number that its `Finished` will carry."""
+    def send(self, peer: str, room: int, layer: int, source: np.ndarray, target: np.ndarray, coded: Coded | None = None) -> int:
+        """Write own pages `source` of a layer to the peer's pages `target`; the number that its `Finished` will carry. Until then the
+        bytes of `coded`, which go in their place, stay as they are; it is given only to `codec_choice.CARRIERS`."""
         ...
 
     def cancel(self, room: int) -> bool:

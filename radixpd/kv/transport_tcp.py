@@ -1,4 +1,5 @@
-"""Pages over TCP: pool memory goes to the socket and from the socket into the peer's pool, with no copy of ours in between.
+"""Pages over TCP: pool memory goes to the socket and from the socket into the peer's pool, with no copy of ours in between. Coded pages
+go through staging memory on both sides.
 
 The decode side listens; a prefill side keeps several connections to each peer. This receiver's mover is the only writer of its pool, so a
 peer whose connections are all closed, and stay so for a moment, has lost all access once its rooms are forgotten: then it counts as lost.
@@ -13,6 +14,7 @@ import numpy as np
 from radixpd.core.handoff import PeerLost
 from radixpd.errors import ConfigError, PeerFailed
 from radixpd.kv import frames
+from radixpd.kv.coding import Coded
 from radixpd.kv.inbound import Inbound, Reception
 from radixpd.kv.layout import KVLayout
 from radixpd.kv.outbound import Frame, Line
@@ -84,18 +86,23 @@ class TcpTransport:
             self._reception.dismiss(peer, "the peer is not served any more")
             self._lose(peer, "its access was taken away")
 
-    def send(self, peer: str, room: int, layer: int, source: np.ndarray, target: np.ndarray) -> int:
+    def send(self, peer: str, room: int, layer: int, source: np.ndarray, target: np.ndarray, coded: Coded | None = None) -> int:
         """See `KVTransport`."""
         number = next(self._ground.numbers)
         line = self._lines.get(peer)
         if line is None:
             self._news.append(Finished(number, f"there is no connection to {peer}"))
             return number
-        rows, runs = self._rows[layer], frames.runs_of(target)
+        rows, runs, born = self._rows[layer], frames.runs_of(target), self._ground.clock()
         whole, size = rows.reshape(-1).data, rows.shape[1]
+        if coded is not None:
+            head = frames.HEAD.pack(frames.CODED, layer, len(runs), room, number)
+            head += frames.CODING.pack(coded.codec.encode(), coded.span.size) + runs.tobytes()
+            line.send(Frame(number, room, head, [coded.span.view], coded.span.size, born, raw=size * len(source)))
+            return number
         body: list[Output] = [whole[first * size : (first + count) * size] for first, count in frames.runs_of(source).tolist()]
         head = frames.HEAD.pack(frames.DATA, layer, len(runs), room, number) + runs.tobytes()
-        line.send(Frame(number, room, head, body, size * len(source), self._ground.clock()))
+        line.send(Frame(number, room, head, body, size * len(source), born))
         return number
 
     def cancel(self, room: int) -> bool:

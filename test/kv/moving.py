@@ -11,7 +11,7 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
-from radixpd.core.handoff import ExpectRoom
+from radixpd.core.handoff import ExpectRoom, Landed
 from radixpd.core.step import Send
 from radixpd.kv.layout import KVLayout
 from radixpd.kv.mover import Mover, MoverOptions
@@ -60,6 +60,8 @@ class Reports:
         assert came, f"waited for {wanted}, got {self.all}"
 
     def has(self, wanted):
+        if isinstance(wanted, Landed):  # whatever it took
+            return any(each.room == wanted.room for each in self.of(Landed))
         return any(wanted(each) for each in self.all) if callable(wanted) else wanted in self.all
 
     def of(self, kind):
@@ -69,7 +71,7 @@ class Reports:
 class Side:
     """A pool with its mover."""
 
-    def __init__(self, backend, *, pages=64, layout=LAYOUT, link_gbps=0.0, stall=20.0, fill=False, **transport):
+    def __init__(self, backend, *, pages=64, layout=LAYOUT, codec="none", link_gbps=0.0, stall=20.0, fill=False, **transport):
         self.pool = Pool(layout, pages)
         if fill:
             generator = torch.Generator().manual_seed(1)
@@ -78,7 +80,7 @@ class Side:
                 layer.view(torch.uint8).copy_(noise)
         self.reports = Reports()
         options = TransportOptions(**{"connect": 2.0, "grace": 0.2, "patience": 2.0, **transport})
-        self.mover = Mover(self.pool, self.reports, MoverOptions((backend,), link_gbps, stall, options))
+        self.mover = Mover(self.pool, self.reports, MoverOptions((backend,), link_gbps, stall, options, codec))
 
     @property
     def endpoint(self):
