@@ -182,6 +182,7 @@ class Mover:
             self._guarded(lambda key=key, mask=mask: key.data(mask))  # type: ignore[misc]
         while self._inputs:
             self._guarded(self._inputs.popleft())
+        self._ground.nap = LOOK
         for transport in self._transports.values():
             self._guarded(lambda transport=transport: self._listen(transport))  # type: ignore[misc]
         self._guarded(self._dispatch)
@@ -197,8 +198,8 @@ class Mover:
         if self._more:
             return 0.0
         if self._held is not None:
-            return min(LOOK, max(0.0, self._held[0] - self._clock()))
-        return LOOK
+            return min(LOOK, self._ground.nap, max(0.0, self._held[0] - self._clock()))
+        return min(LOOK, self._ground.nap)
 
     def _awake(self, mask: int) -> None:
         os.eventfd_read(self._wake)

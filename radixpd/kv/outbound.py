@@ -147,6 +147,15 @@ class Line:
         best.waiting.append(frame)
         best.stream.push()
 
+    @property
+    def stands(self) -> bool:
+        """Whether there is a connection on which both sides have proved the token."""
+        return any(each.open for each in self._members)
+
+    def doubt(self, room: int) -> None:
+        """Bytes of this room may still be on their way: it is not quiet before the receiver has forgotten it."""
+        self._unsure.add(room)
+
     def drop(self, room: int) -> None:
         """Drop what has not started."""
         for queue in (self._backlog, *(each.waiting for each in self._members)):

@@ -9,6 +9,7 @@ answered True, or after its `Quiet`; nobody without the token gets near a pool. 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ __all__ = [
 TRANSPORTS = {
     "shm": "radixpd.kv.transport_shm:ShmTransport",
     "tcp": "radixpd.kv.transport_tcp:TcpTransport",
+    "mooncake": "radixpd.kv.transport_mooncake:transport",
+    "nixl": "radixpd.kv.transport_nixl:transport",
 }
 MIN_TOKEN = 16  # bytes
 
@@ -61,6 +64,7 @@ class TransportOptions:
     port: int = 0
     advertise: str = ""
     folder: str = ""
+    ib_device: str = ""  # mooncake: RDMA devices, as mlx5_0,mlx5_1; empty: TCP
     connections: int = 3  # to one peer
     connect: float = 5.0  # until a connection stands, greeting included
     grace: float = 1.0  # all connections of a peer are closed: until it counts as lost
@@ -107,6 +111,7 @@ class Ground:
     counters: Counters = field(default_factory=Counters)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     decoder: Decoder | None = None
+    nap: float = math.inf  # seconds until a transport must be polled again, where no socket would say so; lowered by it, reset before polls
 
 
 class KVTransport(Protocol):

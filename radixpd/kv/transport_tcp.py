@@ -30,10 +30,10 @@ PROBES = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEP
 
 
 class TcpTransport:
-    """See `KVTransport`."""
+    """See `KVTransport`. Without `bodies` its frames bring no bytes: they tell what another transport has put in place."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
+    def __init__(self, ground: Ground, *, bodies: bool = True) -> None:
+        self._ground, self._bodies = ground, bodies
         self._lines: dict[str, Line] = {}
         self._alone: dict[str, float] = {}  # peers without a connection: since when
         self._news: list[News] = []
@@ -52,7 +52,7 @@ class TcpTransport:
             listener,
             fingerprint=layout.fingerprint,
             pages=pool.pages,
-            rows=self._rows,
+            rows=self._rows if self._bodies else None,
             welcome=self._welcome,
             gone=self._left,
         )
@@ -75,8 +75,12 @@ class TcpTransport:
             if (old.endpoint, old.token) == (endpoint, token):
                 return
             self._news += old.close("the peer has restarted", gone=True)
-        connections = self._ground.options.connections
+        connections = self._ground.options.connections if self._bodies else 1
         self._lines[peer] = Line(self._ground, endpoint, token, connect=lambda: _connecting(found[0], found[4]), connections=connections)
+
+    def line(self, peer: str) -> Line | None:
+        """What goes to a peer."""
+        return self._lines.get(peer)
 
     def part(self, peer: str) -> None:
         """See `KVTransport`."""
@@ -100,7 +104,8 @@ class TcpTransport:
             head += frames.CODING.pack(coded.codec.encode(), coded.span.size) + runs.tobytes()
             line.send(Frame(number, room, head, [coded.span.view], coded.span.size, born, raw=size * len(source)))
             return number
-        body: list[Output] = [whole[first * size : (first + count) * size] for first, count in frames.runs_of(source).tolist()]
+        own = frames.runs_of(source).tolist() if self._bodies else []
+        body: list[Output] = [whole[first * size : (first + count) * size] for first, count in own]
         head = frames.HEAD.pack(frames.DATA, layer, len(runs), room, number) + runs.tobytes()
         line.send(Frame(number, room, head, body, size * len(source), born))
         return number
