@@ -32,7 +32,8 @@ EXCUSES = re.compile(
             r"logit_bias: keys are token ids", r"this server writes no profiles", r"no profile was started",
             r"stop_regex: ",
             r"bootstrap_\w+ is missing: it goes with", r"is not a loopback address", r"is none of --disaggregation-peers",
-            r"bootstrap_host must be a host name", r"two prompts of this request", r"values must be equal", r"bootstrap_room \d+ is in use",
+            r"bootstrap_host must be a host name", r"two prompts of this request",
+            r"prompts take the rooms from", r"values must be equal", r"bootstrap_room \d+ is in use",
         ]
     )
 )  # fmt: skip

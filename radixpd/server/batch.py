@@ -47,8 +47,17 @@ def pick_room(body: Any, index: int, count: int | None, samples: Any) -> dict[st
         fields = {name: _shared(value, samples, name) for name, value in fields.items()}
     picked = pick_all(fields, index, count)
     if isinstance(fields["bootstrap_room"], int):
-        picked["bootstrap_room"] += index
+        picked["bootstrap_room"] = _counted_up(fields["bootstrap_room"], index, count)
     return picked
+
+
+def _counted_up(first: int, index: int, count: int | None) -> int:
+    _, high = RANGES["bootstrap_room"]
+    if first <= high < first + (count or 1) - 1:
+        raise BadRequest(
+            f"bootstrap_room: {count} prompts take the rooms from {first} up, and the highest is {high}", param="bootstrap_room"
+        )
+    return first + index
 
 
 def _shared(value: Any, samples: int, name: str) -> Any:

@@ -13,7 +13,7 @@ from contract import EXCUSES, Contract, candidates
 
 from radixpd import __version__
 from radixpd.config.secret import Secret
-from radixpd.config.settings import ServerSettings
+from radixpd.config.settings import DisaggregationSettings, ServerSettings
 from radixpd.runtime.fields import LATER
 from radixpd.runtime.messages import Generate
 from radixpd.server import app, openapi
@@ -122,7 +122,29 @@ async def test_what_the_schema_says_of_a_field_is_what_the_server_does(api, path
     assert set(schemas["Unserved"]["properties"]) == set(LATER)
 
 
-async def _try(api, contract: Contract, path: str, body: Any, name: str) -> None:
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+async def test_what_the_schema_says_of_rooms_is_what_servers_of_a_pair_do(make_api, path, mode) -> None:
+    """The other fields of a room stand beside the one that is tried: alone it names none."""
+    api = await make_api(disaggregation=DisaggregationSettings(disaggregation_mode=mode))
+    contract = contract_of(api)
+    fields = contract.body_schema("post", path)["properties"]
+    room = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 7}
+    for name in room:
+        statuses = [
+            await _try(api, contract, path, {**LEAST[path], **more, **room, name: value}, name)
+            for value in [*candidates(contract, fields[name]), room[name], [room[name]]]
+            for more in ({}, {"stream": True})
+        ]
+        assert {200, 400} == {*statuses}, name
+    for value in (0, 2**63 - 1, [0], [2**63 - 1]):
+        assert await _try(api, contract, path, {**LEAST[path], **room, "bootstrap_room": value}, "bootstrap_room") == 200
+    several = {**LEAST[path], "n": 2} if "chat" in path else {next(iter(LEAST[path])): ["a", "b"]}
+    for value in ([1, 2], [1, 1], 7, 2**63 - 1, [1, 2**63], [1], [1, 2, 3]):
+        await _try(api, contract, path, {**several, **room, "bootstrap_room": value}, "bootstrap_room")
+
+
+async def _try(api, contract: Contract, path: str, body: Any, name: str) -> int:
     valid = contract.allows(contract.body_schema("post", path), body)
     status, kind, answered = await answer(api, "post", path, body)
     shown = f"{json.dumps(body)[:500]}: {status} {answered[:500]!r}"
@@ -134,6 +156,7 @@ async def _try(api, contract: Contract, path: str, body: Any, name: str) -> None
         assert not valid or EXCUSES.search(error["message"]), f"the schema allows what the server refuses: {shown}"
         assert valid or error["param"] in (name, "text"), shown
     contract.check("post", path, status, kind, answered)
+    return status
 
 
 @pytest.mark.parametrize("name", ["suffix", "response_format", "length_penalty", "kv_transfer_params", "modalities"])

@@ -120,7 +120,7 @@ async def test_many_prompts(make_role, path) -> None:
     ids = {"input_ids" if path == "/generate" else "prompt": [[1], [2]], **rooms(room=3)}
     assert await asked(prefill, path, ids) == [Room(3), Room(4)]
     for api in (prefill, decode):
-        await refused(api, path, body_of(path, ["a", "b"], **rooms(room=MOST)), "bootstrap_room", "between 0 and 9223372036854775807")
+        await refused(api, path, body_of(path, ["a", "b"], **rooms(room=MOST)), "bootstrap_room", "2 prompts", "9223372036854775807")
         await refused(api, path, body_of(path, three, **rooms(room=[1, 2, 1])), "bootstrap_room", "bootstrap_room 1", "two prompts")
         await refused(api, path, body_of(path, three, **rooms(room=[1, 2])), "bootstrap_room", "2 values for 3 prompts")
         await refused(api, path, body_of(path, three, **rooms([HOST, HOST])), "bootstrap_host", "2 values for 3 prompts")
