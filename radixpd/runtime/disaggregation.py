@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from radixpd.config.resolve import Resolved
@@ -21,7 +22,10 @@ from radixpd.runtime.peer_line import Identity
 from radixpd.runtime.peer_messages import Layout
 from radixpd.runtime.rooms import RoomRule, room_rule
 
-__all__ = ["WHOLE", "bind_of", "has_peers", "identity_of", "limits_of_handoffs", "make_role", "mode_of", "reachable_host", "room_rule_of"]
+__all__ = [
+    "WHOLE", "bind_of", "has_peers", "identity_of", "limits_of_handoffs", "make_role", "mode_of", "reachable_host", "room_rule_of",
+    "with_mode", "writes_of",
+]  # fmt: skip
 
 WHOLE = "null"  # the mode of a server that serves requests from prompt to last token
 WILDCARD = re.compile(r"|\*|0\.0\.0\.0|::|\[::\]")
@@ -78,6 +82,17 @@ def bind_of(mode: str, resolved: Resolved) -> tuple[str, int] | None:
     if mode != "prefill":
         return None
     return resolved.settings.server.host, resolved.settings.disaggregation.disaggregation_bootstrap_port
+
+
+def writes_of(mode: str) -> bool:
+    """Whether it writes into its peers' pools; else they write into its own."""
+    return mode == "prefill"
+
+
+def with_mode(resolved: Resolved, mode: str) -> Resolved:
+    """The same server in another role."""
+    settings = resolved.settings
+    return replace(resolved, settings=replace(settings, disaggregation=replace(settings.disaggregation, disaggregation_mode=mode)))
 
 
 def identity_of(mode: str, resolved: Resolved, ready: RunnerReady) -> Identity:

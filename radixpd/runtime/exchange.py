@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from radixpd.core.handoff import CancelRoom, ExpectRoom, MoverOrder, PeerLost, PeerMessage, PeerSilent
 from radixpd.core.scheduler import Scheduler
+from radixpd.errors import ConfigError
 from radixpd.runtime.links import Receiver, Sender
 from radixpd.runtime.messages import RunnerReady
-from radixpd.runtime.mover_messages import Cancel, Expect, FromMover, Meet, Met, Part, Parted, Report, report_of
+from radixpd.runtime.mover_messages import Cancel, Dismiss, Dismissed, Expect, FromMover, Meet, Met, Report, report_of
 from radixpd.runtime.peers import Identity, News, PeerGone, PeerRefused, Peers, PeerUnreachable, PeerUp
 
-__all__ = ["Alone", "Exchange", "Ties"]
+__all__ = ["Alone", "Exchange", "Half", "Ties"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,10 @@ class Ties(Protocol):
 
     def identify(self, ready: RunnerReady) -> None:
         """The runner is ready: from now on this server pairs."""
+        ...
+
+    def switch(self, mode: str) -> None:
+        """Be the other half of pairs. Raises ConfigError, and changes nothing, if that is not possible."""
         ...
 
     def take(self, now: float) -> bool:
@@ -61,6 +67,10 @@ class Alone:
     def identify(self, ready: RunnerReady) -> None:
         """Nobody asks."""
 
+    def switch(self, mode: str) -> None:
+        """There is no other half."""
+        raise ConfigError("this server is no half of a pair: start it with --disaggregation-mode prefill or decode")
+
     def take(self, now: float) -> bool:
         """Nobody says anything."""
         return False
@@ -76,32 +86,49 @@ class Alone:
         """There are none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Half:
+    """One side of a pair. `peers` opens its control link, `identity` says who it is; `writes`: it writes into its peers' pools (prefill),
+    else they write into its own."""
+
+    peers: Callable[[], Peers]
+    identity: Callable[[RunnerReady], Identity]
+    writes: bool
+
+
 class Exchange:
-    """Of one half of a pair. `writes`: this server writes into its peers' pools (prefill), else they write into its own."""
+    """Of one half of a pair; `half`: of each mode, what is different in it. Raises ConfigError when the control link cannot open."""
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        peers: Peers,
-        *,
-        identity: Callable[[RunnerReady], Identity],
-        to_mover: Sender,
-        from_mover: Receiver[FromMover],
-        writes: bool,
+        self, mode: str, half: Callable[[str], Half], scheduler: Scheduler, *, to_mover: Sender, from_mover: Receiver[FromMover]
     ) -> None:
-        self.peers = peers
-        self.writes = writes
-        self._identity = identity
+        self._half_of = half
+        self._half = half(mode)
+        self.peers = self._half.peers()
+        self._ready: RunnerReady | None = None
         self._scheduler = scheduler
         self._to_mover = to_mover
         self._from_mover = from_mover
         self._ended: list[int] = []
         self._held: dict[str, list[PeerMessage]] = {}  # for peers whose former process has not lost its access yet
+        self._met: set[str] = set()
         self._early: dict[str, list[PeerMessage]] = {}  # of peers that the mover has not met yet
 
     def identify(self, ready: RunnerReady) -> None:
         """See `Ties`."""
-        self.peers.identify(self._identity(ready))
+        self._ready = ready
+        self.peers.identify(self._half.identity(ready))
+
+    def switch(self, mode: str) -> None:
+        """See `Ties`. A control link of its own: to everyone who knew this server it has gone, and another one is there."""
+        half = self._half_of(mode)
+        peers = half.peers()  # first: it may fail
+        self.peers.close()
+        for peer in self._met:
+            self._dismiss(peer)
+        self._half, self.peers = half, peers
+        if self._ready is not None:
+            self.identify(self._ready)
 
     @property
     def has_news(self) -> bool:
@@ -119,7 +146,8 @@ class Exchange:
                 case Met(peer):
                     for early in self._early.pop(peer, []):
                         self._scheduler.receive(early, peer, now)
-                case Parted(peer):
+                case Dismissed(peer):
+                    self._met.discard(peer)
                     self.tell([(peer, held) for held in self._held.pop(peer, [])], now)
         for peer, event in self.peers.drain(now):
             moved = True
@@ -160,16 +188,21 @@ class Exchange:
             case PeerUp(_, offers, key):
                 logger.info("paired with %s", peer)
                 self._early.setdefault(peer, [])
-                self._to_mover.send(Meet(peer, key, offers if self.writes else None))
+                self._met.add(peer)
+                self._to_mover.send(Meet(peer, key, offers if self._half.writes else None))
             case PeerGone(reason):
                 logger.warning("%s: %s", peer, reason)
-                self._early.pop(peer, None)
-                self._held.setdefault(peer, [])
-                self._to_mover.send(Part(peer))
-                if self.writes:
+                self._dismiss(peer)
+                if self._half.writes:
                     self._scheduler.receive(PeerLost(peer, reason), "", now)
             case PeerUnreachable(reason):
                 logger.warning("%s", reason)
                 self._scheduler.receive(PeerSilent(peer, reason), "", now)
             case PeerRefused(reason):
                 logger.error("%s", reason)
+
+    def _dismiss(self, peer: str) -> None:
+        """The mover takes its access away; until then nothing is said to whoever has its name."""
+        self._early.pop(peer, None)
+        self._held.setdefault(peer, [])
+        self._to_mover.send(Dismiss(peer))

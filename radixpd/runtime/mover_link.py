@@ -21,7 +21,7 @@ from radixpd.kv.pool import Pool
 from radixpd.kv.transport import Endpoint, TransportOptions
 from radixpd.runtime.disaggregation import reachable_host
 from radixpd.runtime.links import Addresses, Receiver, Sender
-from radixpd.runtime.mover_messages import Cancel, Expect, Meet, Met, Part, Parted, ToMover, to_report
+from radixpd.runtime.mover_messages import Cancel, Dismiss, Dismissed, Expect, Meet, Met, ToMover, to_report
 
 __all__ = ["MoverLink", "mover_options"]
 
@@ -84,9 +84,9 @@ class MoverLink:
                 else:
                     self.mover.connect(peer, _endpoints(peer, offers), token)
                 self.mover.after(lambda: self._reports.send(Met(peer)))
-            case Part(peer):
+            case Dismiss(peer):
                 self.mover.disconnect(peer)
-                self.mover.after(lambda: self._reports.send(Parted(peer)))
+                self.mover.after(lambda: self._reports.send(Dismissed(peer)))
 
 
 def _endpoints(peer: str, offers: dict[str, dict[str, Any]]) -> tuple[Endpoint, ...]:

@@ -1,7 +1,7 @@
 """What a scheduler and its runner's mover say to each other: orders one way, reports the other, on links of their own.
 
 They do not wait behind steps: a page that a peer writes, or must write no more, is a matter of the moment. Orders and reports of
-`core.handoff` travel as the dataclasses they are, by name; who the peers are (`Meet`, `Part`) only this process boundary knows.
+`core.handoff` travel as the dataclasses they are, by name; who the peers are (`Meet`, `Dismiss`) only this process boundary knows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from radixpd.core.handoff import CancelRoom, ExpectRoom, Failure, Landed, MoverReport, PeerLost, Quiet, TicketDone
 
-__all__ = ["Cancel", "Expect", "FromMover", "Meet", "Met", "Part", "Parted", "Report", "ToMover", "report_of", "to_report"]
+__all__ = ["Cancel", "Expect", "FromMover", "Meet", "Met", "Dismiss", "Dismissed", "Report", "ToMover", "report_of", "to_report"]
 
 REPORTS: dict[str, type[Any]] = {kind.__name__: kind for kind in (TicketDone, Quiet, Landed, Failure, PeerLost)}
 
@@ -56,14 +56,14 @@ class Met(msgspec.Struct, tag=True, array_like=True, frozen=True):
     peer: str
 
 
-class Part(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """A peer's process has been replaced: it has no access any more. Answered by `Parted`."""
+class Dismiss(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A peer's process has been replaced: it has no access any more. Answered by `Dismissed`."""
 
     peer: str
 
 
-class Parted(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """`Part` is done; whatever it has proven was reported before."""
+class Dismissed(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """`Dismiss` is done; whatever it has proven was reported before."""
 
     peer: str
 
@@ -75,8 +75,8 @@ class Report(msgspec.Struct, tag=True, array_like=True, frozen=True):
     values: tuple[int | str | bool, ...]
 
 
-ToMover = Expect | Cancel | Meet | Part
-FromMover = Report | Met | Parted
+ToMover = Expect | Cancel | Meet | Dismiss
+FromMover = Report | Met | Dismissed
 
 
 def to_report(report: MoverReport) -> Report:

@@ -26,8 +26,8 @@ from radixpd.core.scheduler import Scheduler
 from radixpd.errors import EngineFailed
 from radixpd.runtime import child
 from radixpd.runtime.controls import Controls
-from radixpd.runtime.disaggregation import bind_of, has_peers, identity_of, make_role, mode_of
-from radixpd.runtime.exchange import Alone, Exchange, Ties
+from radixpd.runtime.disaggregation import bind_of, has_peers, identity_of, make_role, mode_of, writes_of
+from radixpd.runtime.exchange import Alone, Exchange, Half, Ties
 from radixpd.runtime.kv_events import Publisher
 from radixpd.runtime.links import Addresses, Receiver, Sender
 from radixpd.runtime.messages import (
@@ -296,25 +296,20 @@ def _ties(
 ) -> Ties:
     if not has_peers(resolved):
         return Alone()
-    mode, addresses = mode_of(resolved), Addresses(launch.directory)
+    addresses = Addresses(launch.directory)
     from_mover: Receiver[FromMover] = Receiver(context, addresses.from_mover, FromMover, bind=True)
     poller.register(from_mover.socket, zmq.POLLIN)
-    peers = Peers(
-        peers_context,
-        poller,
-        secret=resolved.peer_secret,
-        incarnation=os.urandom(16),
-        bind=bind_of(mode, resolved),
-        allowed=resolved.settings.disaggregation.disaggregation_peers,
-    )
-    return Exchange(
-        scheduler,
-        peers,
-        identity=partial(identity_of, mode, resolved),
-        to_mover=Sender(context, addresses.to_mover(0)),
-        from_mover=from_mover,
-        writes=mode == "prefill",
-    )
+
+    def half(mode: str) -> Half:
+        """As this mode. Every opening is a new incarnation."""
+
+        def peers() -> Peers:
+            bind, allowed = bind_of(mode, resolved), resolved.settings.disaggregation.disaggregation_peers
+            return Peers(peers_context, poller, secret=resolved.peer_secret, incarnation=os.urandom(16), bind=bind, allowed=allowed)
+
+        return Half(peers, partial(identity_of, mode, resolved), writes_of(mode))
+
+    return Exchange(mode_of(resolved), half, scheduler, to_mover=Sender(context, addresses.to_mover(0)), from_mover=from_mover)
 
 
 def _body(launch: child.Launch) -> int:

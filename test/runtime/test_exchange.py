@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from radixpd.core.handoff import NotNeeded, PeerLost, Reserve, TicketDone
-from radixpd.runtime.exchange import Exchange
-from radixpd.runtime.mover_messages import Meet, Met, Part, Parted, to_report
+from radixpd.runtime.exchange import Exchange, Half
+from radixpd.runtime.mover_messages import Dismiss, Dismissed, Meet, Met, to_report
 from radixpd.runtime.peers import PeerGone, PeerUp
 
 UP = PeerUp(b"i" * 16, {"tcp": {}}, b"k" * 32)
@@ -58,13 +58,13 @@ class World:
 
     def __init__(self, *, writes: bool) -> None:
         self.brain, self.peers, self.orders, self.reports = Brain(), Peers(), Queue(), Queue()
+        half = Half(lambda: self.peers, lambda ready: None, writes)  # type: ignore[arg-type, return-value]
         self.exchange = Exchange(
+            "",
+            lambda mode: half,
             self.brain,  # type: ignore[arg-type]
-            self.peers,  # type: ignore[arg-type]
-            identity=lambda ready: None,  # type: ignore[arg-type, return-value]
             to_mover=self.orders,  # type: ignore[arg-type]
             from_mover=self.reports,  # type: ignore[arg-type]
-            writes=writes,
         )
 
     def take(self, *events: tuple[str, Any], reports: tuple[Any, ...] = ()) -> list[Any]:
@@ -97,14 +97,14 @@ def test_nothing_is_said_to_a_new_process_before_the_old_one_has_lost_its_access
     world = World(writes=False)
     world.take(("p", UP), reports=(Met("p"),))
     world.take(("p", PeerGone("restarted")), ("p", NotNeeded(7)))
-    assert world.orders.drain()[-1] == Part("p")
+    assert world.orders.drain()[-1] == Dismiss("p")
     world.exchange.tell([("p", NotNeeded(1)), ("q", NotNeeded(2))], 0.0)
     assert world.peers.sent == [("q", NotNeeded(2))]
-    assert ("", PeerLost("p", "its pool")) in world.take(reports=(to_report(PeerLost("p", "its pool")), Parted("p")))
+    assert ("", PeerLost("p", "its pool")) in world.take(reports=(to_report(PeerLost("p", "its pool")), Dismissed("p")))
     assert world.peers.sent[1:] == [("p", NotNeeded(1))]
 
 
 def test_prefill_loses_a_restarted_decode_server_at_once() -> None:
     world = World(writes=True)
     assert world.take(("d", UP), ("d", NotNeeded(1)), ("d", PeerGone("restarted"))) == [("", PeerLost("d", "restarted"))]
-    assert world.take(reports=(Met("d"), Parted("d"))) == [], "what the old process had said is of no use"
+    assert world.take(reports=(Met("d"), Dismissed("d"))) == [], "what the old process had said is of no use"
