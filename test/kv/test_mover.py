@@ -329,7 +329,7 @@ def test_a_step_that_breaks_off_fails_its_tickets(pair):
     pair.d.reports.wait(Landed(8))
 
 
-def test_pd17_idle_connections_that_were_closed_are_opened_again(pair):
+def test_pd_17_idle_connections_that_were_closed_are_opened_again(pair):
     pair.expect(1)
     pair.p.mover.begin([send([1], [1])])
     pair.d.reports.wait(Landed(7))

@@ -56,7 +56,7 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-def test_se05_se01_strangers_change_nothing_and_are_counted(room: Room, tmp_path: Path) -> None:
+def test_se_05_se_01_strangers_change_nothing_and_are_counted(room: Room, tmp_path: Path) -> None:
     prefill, decode = room.add("prefill"), room.add("decode")
     decode.send(prefill.address, Renew(1, 1.0))
     room.until(lambda: decode.heard(PeerUp) and prefill.heard(Renew))
@@ -94,7 +94,7 @@ def test_se05_se01_strangers_change_nothing_and_are_counted(room: Room, tmp_path
     intruder.close(linger=0)
 
 
-def test_se05_a_right_hello_without_the_secret_gets_no_further(room: Room) -> None:
+def test_se_05_a_right_hello_without_the_secret_gets_no_further(room: Room) -> None:
     prefill = room.add("prefill")
     intruder = stranger(room, prefill)
     ours = write(hello())
@@ -116,7 +116,7 @@ def test_se05_a_right_hello_without_the_secret_gets_no_further(room: Room) -> No
     intruder.close(linger=0)
 
 
-def test_se05_a_flood_of_begun_handshakes_is_bounded(room: Room) -> None:
+def test_se_05_a_flood_of_begun_handshakes_is_bounded(room: Room) -> None:
     limits = PeerLimits(handshakes=8)
     prefill, decode = room.add("prefill", limits=limits), room.add("decode")
     intruders = [stranger(room, prefill) for _ in range(20)]
@@ -133,7 +133,7 @@ def test_se05_a_flood_of_begun_handshakes_is_bounded(room: Room) -> None:
         intruder.close(linger=0)
 
 
-def test_se05_a_huge_frame_ends_its_connection_alone(room: Room) -> None:
+def test_se_05_a_huge_frame_ends_its_connection_alone(room: Room) -> None:
     limits = PeerLimits(frame=100_000)
     prefill, decode = room.add("prefill", limits=limits), room.add("decode")
     decode.send(prefill.address, Renew(1, 1.0))
@@ -149,7 +149,7 @@ def test_se05_a_huge_frame_ends_its_connection_alone(room: Room) -> None:
     intruder.close(linger=0)
 
 
-def test_se05_what_a_false_prefill_server_says_changes_nothing(room: Room) -> None:
+def test_se_05_what_a_false_prefill_server_says_changes_nothing(room: Room) -> None:
     decode = room.add("decode")
     false: zmq.Socket[Any] = room.context.socket(zmq.ROUTER)
     port = false.bind_to_random_port("tcp://127.0.0.1")
@@ -225,7 +225,7 @@ def mangler(seed: int) -> Callable[[bytes], list[bytes]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_se05_a_man_in_the_middle_can_delay_and_nothing_else(room: Room, seed: int) -> None:
+def test_se_05_a_man_in_the_middle_can_delay_and_nothing_else(room: Room, seed: int) -> None:
     limits = PeerLimits(keep=1e9, silence=1e9)
     prefill, decode = room.add("prefill", limits=limits), room.add("decode", limits=limits)
     middle = Middle(room, prefill, mangler(seed))
@@ -258,7 +258,7 @@ def test_se05_a_man_in_the_middle_can_delay_and_nothing_else(room: Room, seed: i
     middle.close()
 
 
-def test_se05_a_recorded_conversation_played_again_changes_nothing(room: Room) -> None:
+def test_se_05_a_recorded_conversation_played_again_changes_nothing(room: Room) -> None:
     recorded: list[bytes] = []
     prefill, decode = room.add("prefill"), room.add("decode")
     middle = Middle(room, prefill, lambda frame: recorded.append(frame) or [frame])
@@ -295,7 +295,7 @@ def test_se01_no_pickle_in_the_sources() -> None:
             assert word not in text, path
 
 
-def test_se05_a_session_in_use_cannot_be_talked_away(room: Room) -> None:
+def test_se_05_a_session_in_use_cannot_be_talked_away(room: Room) -> None:
     prefill, decode = room.add("prefill"), room.add("decode")
     middle = Middle(room, prefill, lambda frame: [frame])
     decode.send(middle.address, reserve(5))

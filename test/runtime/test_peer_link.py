@@ -105,7 +105,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("other", "text"), OTHERS)
-def test_pd09_pd10_a_mismatch_is_refused_naming_both_values(room: Room, other: dict[str, Any], text: str) -> None:
+def test_pd_09_pd_10_a_mismatch_is_refused_naming_both_values(room: Room, other: dict[str, Any], text: str) -> None:
     prefill, decode = room.add("prefill"), room.add("decode", identity=identity("decode", **other))
     decode.send(prefill.address, reserve(5))
     room.until(lambda: decode.heard(Drained))
@@ -223,7 +223,7 @@ def test_own_standstill_is_not_the_peers_silence(room: Room) -> None:
     assert not prefill.heard(PeerUnreachable)
 
 
-def test_pd07_a_restarted_prefill_server_is_a_new_peer_at_the_old_address(room: Room) -> None:
+def test_pd_07_a_restarted_prefill_server_is_a_new_peer_at_the_old_address(room: Room) -> None:
     prefill, decode = pair(room)
     again = room.restart(prefill)
     room.until(lambda: len(decode.heard(PeerUp)) == 2)
@@ -322,7 +322,7 @@ def test_an_idle_pair_stays_up(room: Room) -> None:
         assert len(node.heard(PeerUp)) == 1
 
 
-def test_pd17_a_cut_connection_loses_nothing(room: Room) -> None:
+def test_pd_17_a_cut_connection_loses_nothing(room: Room) -> None:
     prefill, decode = pair(room)
     socket = decode.peers._calls[prefill.address].socket
     for number in range(5):
