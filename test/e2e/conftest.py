@@ -14,6 +14,7 @@ STRICT = (
     "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+PAIRS = 3  # prefill and decode servers that run at a time
 
 
 @pytest.fixture(scope="session")
@@ -39,12 +40,15 @@ def serve(tiny: Path) -> Iterator[Callable[..., Server]]:
 
 @pytest.fixture(scope="session")
 def pair(tiny: Path) -> Iterator[Callable[..., Pair]]:
-    """`pair(*flags, prefill=(), decode=())`: the running prefill and decode servers with these flags, on the tiny model as `serve`'s."""
+    """`pair(*flags, prefill=(), decode=())`: the running prefill and decode servers with these flags, on the tiny model as `serve`'s. Only
+    the last few pairs run on: keep none over a call for others."""
     pairs: dict[tuple[tuple[str, ...], ...], Pair] = {}
 
     def get(*flags: str, prefill: tuple[str, ...] = (), decode: tuple[str, ...] = ()) -> Pair:
         key = (flags, prefill, decode)
         if key not in pairs:
+            while len(pairs) >= PAIRS:
+                assert pairs.pop(next(iter(pairs))).close() == 0
             pool = [() if "--max-total-tokens" in (*flags, *own) else ("--max-total-tokens", "4096") for own in (prefill, decode)]
             pairs[key] = Pair.start(tiny, *flags, prefill=(*pool[0], *prefill), decode=(*pool[1], *decode))
         return pairs[key]

@@ -17,7 +17,7 @@ from typing import Any
 
 from e2e.servers import Answer, Server, free_port, together
 
-__all__ = ["Pair", "hang_up", "open_leg"]
+__all__ = ["Pair", "hang_up", "open_leg", "phases"]
 
 LEG_DEADLINE = 30.0  # seconds that the prefill leg may take longer than the decode leg
 ROOMS = 2**63
@@ -141,6 +141,11 @@ class Pair:
             if server.process.poll() is None:
                 server.process.terminate()
         return max(*(server.close() for server in self.both))
+
+
+def phases(server: Server) -> list[str]:
+    """What each request of a server is in, by its scheduler's word, sorted."""
+    return sorted(request["phase"] for request in server.server_info()["internal_states"][0]["requests"])
 
 
 def open_leg(server: Server, path: str, body: dict[str, Any]) -> socket.socket:

@@ -1,7 +1,8 @@
 """A prefill and a decode server answer as one aggregated server does: sixty requests at once, cold and warm, whatever moves the pages.
 
 The unmarked rows hold every pair of (transport, chunk size, page size) for the transports that are always there, and each value with every
-transport; the marked ones are the full product, also without overlap. The reference is an aggregated server that answers each request alone.
+transport; the marked ones are the full product, also without overlap. The reference is an aggregated server that answers each request
+alone.
 """
 
 from __future__ import annotations
