@@ -29,6 +29,7 @@ from radixpd.core.handoff import (
     Reserve,
     Room,
 )  # fmt: skip
+from radixpd.core.page_hash import is_lossy, lossy
 from radixpd.core.plan_builder import PlanBuilder
 from radixpd.core.request import Finish, Phase, Request
 from radixpd.core.roles import Desk, Next
@@ -76,7 +77,8 @@ class DecodeRole:
         self._asked: dict[Room, float] = {}  # quarantined rooms: when the peer was last asked for its `Drained`
 
     def arrive(self, request: Request, now: float) -> Phase:
-        """A request with a room waits for pages; one that wants no token has nothing to be handed over."""
+        """A request with a room waits for pages; one that wants no token has nothing to be handed over. If KV may go through a lossy codec
+        on its way, all requests with rooms share pages with each other only."""
         room = request.room
         if room is None:
             return Phase.WAITING
@@ -87,6 +89,9 @@ class DecodeRole:
         if request.params.max_new_tokens == 0:
             self.desk.tell(room.peer, NotNeeded(room.number))
             return Phase.WAITING
+        if self.limits.codec != "none":
+            for each in request.samples:
+                each.space = lossy(each.space, self.limits.codec)
         self.rooms[room] = Incoming(room, request, now)
         self._numbers[room.number] = room
         return Phase.PARKED
@@ -97,8 +102,12 @@ class DecodeRole:
             case Arrived(number):
                 if (found := self.rooms.get(Room(number, peer))) is not None and found.reserved:
                     self._arrived(found, message)
-            case Landed(number):
-                if (found := self._by_number(number)) is not None:
+            case Landed(number, _, _, exact):
+                if (found := self._by_number(number)) is None:
+                    return
+                if not (exact or is_lossy(found.request.space)):
+                    self._fail(found, "compressed KV came, which this server does not take (--disaggregation-transfer-dtype)", 502)
+                else:
                     found.landed = True
                     self._maybe_land(found)
             case PeerAbort(number, reason, status):

@@ -2,7 +2,8 @@
 
 The same functions serve the radix tree, KV events and (later) tiers and the load balancer: one key function for all. Token ids are
 hashed as little-endian int32. Parts of a namespace are tagged and length-framed: ("salt", "x") and ("adapter", "x") differ, and no
-joining of values can imitate another.
+joining of values can imitate another. KV that went through a lossy codec lives in namespaces of its own (`lossy`), and its pages have no
+hash: nobody else is told of them, and nothing of them can be stored.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-__all__ = ["event_id", "namespace", "page_hashes", "root_hash", "token_bytes"]
+__all__ = ["event_id", "is_lossy", "lossy", "namespace", "page_hashes", "root_hash", "token_bytes"]
+
+LOSSY = b"lossy|"
 
 
 def token_bytes(tokens: np.ndarray) -> bytes:
@@ -30,6 +33,16 @@ def namespace(parts: Mapping[str, str]) -> bytes:
             digest.update(len(text).to_bytes(4, "little"))
             digest.update(text)
     return digest.digest()
+
+
+def lossy(space: bytes, codec: str) -> bytes:
+    """Where KV of a namespace goes that may have been through `codec`. Longer than a digest, so that no client can ask for it."""
+    return LOSSY + codec.encode().ljust(32) + b"|" + space
+
+
+def is_lossy(space: bytes) -> bool:
+    """Whether it is one of those."""
+    return len(space) > 32 and space.startswith(LOSSY)
 
 
 def root_hash(fingerprint: str, space: bytes) -> bytes:

@@ -3,7 +3,7 @@
 Every page is free, in the tree, owned by one request, or in quarantine (a peer may still write into it). A request's first `shared`
 pages belong to the tree and are pinned by its lock; the rest are its own. `commit` hands full pages over (keeping one copy when the tree
 has them already: merge), `release` gives everything back. With reuse switched off the same code runs in a private namespace per request
-that vanishes with its last lock. Called by the scheduler.
+that vanishes with its last lock. Pages of lossy namespaces have no hash and make no events. Called by the scheduler.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from radixpd.core.effects import CacheCleared, CacheEvent, PagesRemoved, PagesStored
 from radixpd.core.handoff import Room
 from radixpd.core.page_allocator import PageAllocator
-from radixpd.core.page_hash import page_hashes, root_hash
+from radixpd.core.page_hash import is_lossy, page_hashes, root_hash
 from radixpd.core.radix_tree import RadixTree, TreeNode
 
 __all__ = ["Commit", "PrefixCache"]
@@ -137,7 +137,7 @@ class PrefixCache:
 
     def _insert(self, node: TreeNode, fresh: bytes, page_ids: np.ndarray, priority: int) -> TreeNode:
         parent = node.hashes[-1] if node.hashes else None
-        if not self.reuse:
+        if not self.reuse or is_lossy(node.space):
             return self.tree.extend(node, fresh, page_ids.tolist(), [b""] * len(page_ids), priority)
         hashes = page_hashes(parent or self.root(node.space), fresh, self.page_bytes)
         self.events.append(PagesStored(tuple(hashes), parent, np.frombuffer(fresh, dtype=np.int32)))
@@ -149,4 +149,5 @@ class PrefixCache:
         self.allocator.free(np.asarray(page_ids, dtype=np.int32))
         if self.reuse and not silent:
             self.evicted_pages += len(page_ids)
-            self.events.append(PagesRemoved(tuple(hashes)))
+            if known := tuple(each for each in hashes if each):
+                self.events.append(PagesRemoved(known))

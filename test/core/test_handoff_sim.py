@@ -2,14 +2,15 @@
 
 Pages travel when the mover gets to it, read at that moment, so a page that prefill gave up too early, or that decode handed out while a
 writer was still at it, shows up as a wrong token. At the end every request has ended once on each side, decode's with the tokens it would
-get alone, and both pools are whole.
+get alone, and both pools are whole. With a codec the pages change on their way: then whoever reads one of them without having asked for
+it gets a wrong token.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -33,6 +34,7 @@ from radixpd.core.handoff import (
     Room,
     TicketDone,
 )  # fmt: skip
+from radixpd.core.page_hash import lossy
 from radixpd.core.prefill_role import PrefillRole
 from radixpd.core.request import LogprobParams, SamplingParams
 from radixpd.core.step import Send, StepPlan
@@ -95,10 +97,14 @@ class Pair:
     paused: bool = False
 
     def __post_init__(self) -> None:
-        self.limits = HandoffLimits(**{**{f: getattr(LIMITS, f) for f in LIMITS.__dataclass_fields__}, "fallback": self.case["fallback"]})  # type: ignore[arg-type]
+        self.limits = replace(LIMITS, fallback=bool(self.case["fallback"]), codec=self.codec)
         self.now = 0.0
         self.p = self._side(PrefillRole, "p")
         self.d = self._side(DecodeRole, "d")
+
+    @property
+    def codec(self) -> str:
+        return str(self.case.get("codec", "none"))
 
     def _side(self, role: type, name: str) -> Side:
         case = self.case
@@ -145,7 +151,8 @@ class Pair:
         for side, room in sides:
             rids = tuple(f"r{self.rooms}-{i}" for i in range(params.n))
             for index, rid in enumerate(rids):
-                side.asked[rid] = Asked(prompt, params, index, b"")
+                exact = room is None or side is self.p or self.codec == "none" or not params.max_new_tokens
+                side.asked[rid] = Asked(prompt, params, index, b"" if exact else lossy(b"", self.codec), exact=exact)
             side.scheduler.arrive(rids, prompt, params, now=self.now, room=room)
             self.settle()
             if rng.random() < 0.3:
@@ -170,7 +177,7 @@ class Pair:
             return False
         write = self.rng.choice(ready)
         send, at = write.send, write.left.pop(0)
-        self.d.runner.kv[send.target[at]] = self.p.runner.kv[send.source[at]]
+        self.d.runner.kv[send.target[at]] = self.p.runner.kv[send.source[at]] ^ np.uint64(self.codec != "none")
         self.pages_sent += 1
         left = self.expected.get(send.room)
         if left is not None:
@@ -178,7 +185,7 @@ class Pair:
             if not left:
                 del self.expected[send.room]
                 self.landed += 1
-                self.d.scheduler.receive(Landed(send.room), "", self.now)
+                self.d.scheduler.receive(Landed(send.room, exact=self.codec == "none"), "", self.now)
         if not write.left:
             self.writes.remove(write)
             self.p.scheduler.receive(TicketDone(send.ticket), "", self.now)
@@ -295,6 +302,7 @@ cases = st.fixed_dictionaries(
         "reuse": st.booleans(),
         "faults": st.booleans(),
         "fallback": st.booleans(),
+        "codec": st.sampled_from(("none", "none", "int8")),
     }
 )
 

@@ -43,6 +43,7 @@ class Asked:
     prefilled: int = 0
     ends: list[Finished] = field(default_factory=list)
     stopped: int = -1  # the detokenizer's cut
+    exact: bool = True  # False: its KV came compressed, and its tokens are its own
 
 
 class World:
@@ -222,6 +223,8 @@ class World:
         """Everybody ended once, with the text they would get alone; the pool is whole and flushes."""
         for rid, asked in self.asked.items():
             end = asked.ends[0]
+            if not asked.exact:
+                continue
             self._check_tokens(rid, asked, end)
             if asked.params.logprobs and end.finish.kind != "abort":
                 self._check_logprobs(asked)
