@@ -20,7 +20,7 @@ from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError, L
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import _ErrInfo
 
-from radixpd.server.error_shape import BAD_ENCODING, INTERNAL, SERVER, status_reply
+from radixpd.server.wire import BAD_ENCODING, INTERNAL, SERVER, status_reply
 
 __all__ = ["Runner"]
 

@@ -18,7 +18,7 @@ from aiohttp.typedefs import Handler
 from radixpd.config.settings import ServerSettings
 from radixpd.errors import BadRequest, DeadlineExceeded, Overloaded
 from radixpd.runtime.caller import REQUEST_ID_FORM, Caller, caller, set_caller
-from radixpd.server.error_shape import SERVER, status_reply
+from radixpd.server.wire import SERVER, status_reply
 
 __all__ = ["REQUEST_ID", "REQUEST_ID_FORM", "Cors", "Gate", "Keys", "stamp"]
 

@@ -1,11 +1,10 @@
-"""JSON in and out: reading a request's body; answers and errors are those of `error_shape`.
+"""JSON in and out: a request's body as an object; bytes, answers and errors are those of `wire`.
 
-Invariant: a body is read within its limits of size and time, or refused with the limit's flag. Called by the middlewares and all handlers.
+Invariant: whatever is no JSON object is refused here. Called by the middlewares and all handlers.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,12 +13,11 @@ import msgspec
 from aiohttp import web
 
 from radixpd.errors import BadRequest
-from radixpd.server.error_shape import BAD_ENCODING, INTERNAL, JSON_TYPE, error_body, error_reply, json_reply, status_reply
 from radixpd.server.service import service_of
+from radixpd.server.wire import INTERNAL, JSON_TYPE, error_body, error_reply, json_reply, read_bytes, status_reply
 
 __all__ = ["INTERNAL", "error_body", "error_reply", "json_reply", "read_object", "status_reply", "warn_unknown"]
 
-ENCODINGS = ("", "identity", "gzip", "deflate")
 MAX_WARNED = 1000
 EXACT = 2**53  # floats below it hold every integer
 
@@ -40,9 +38,8 @@ async def read_object(request: web.Request) -> dict[str, Any]:
     """The body as a JSON object."""
     if "Content-Type" in request.headers and not (request.content_type == JSON_TYPE or request.content_type.endswith("+json")):
         raise BadRequest(f"the content type must be {JSON_TYPE}, got {request.content_type}", status=415)
-    if (encoding := request.headers.get("Content-Encoding", "").lower()) not in ENCODINGS:
-        raise BadRequest(f"{BAD_ENCODING}, got {encoding[:40]!r}", status=415)
-    raw = await _read(request)
+    settings = service_of(request).resolved.settings.server
+    raw = await read_bytes(request, most=settings.max_body_size, seconds=settings.body_timeout)
     try:
         body = _DECODER.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -50,22 +47,6 @@ async def read_object(request: web.Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
     return body
-
-
-async def _read(request: web.Request) -> bytes:
-    """The body, in time and within its limit."""
-    settings = service_of(request).resolved.settings.server
-    if (request.content_length or 0) > settings.max_body_size:
-        raise web.HTTPRequestEntityTooLarge(settings.max_body_size, request.content_length or 0)
-    try:
-        async with asyncio.timeout(settings.body_timeout):
-            return await request.read()
-    except (web.RequestPayloadError, web.PayloadAccessError):
-        raise BadRequest("the body could not be read: it is damaged, or its length or encoding is not as announced") from None
-    except TimeoutError:
-        raise BadRequest(
-            f"the body did not arrive within {settings.body_timeout:g} s (--body-timeout)", status=408, code="body_timeout"
-        ) from None
 
 
 def warn_unknown(body: Mapping[str, Any], known: Iterable[str]) -> None:

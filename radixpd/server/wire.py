@@ -1,12 +1,13 @@
-"""Answers, and the one error shape of all routes, of the API server and of the load balancer alike.
+"""What the API server and the load balancer say in the same way: how a body is read, answers, and the one error shape of all routes.
 
 The error shape is OpenAI's, `{"error": {"message", "type", "param", "code"}}`, also on native routes. Invariant: an error text is
-`str(RadixpdError)` or a fixed sentence, never a trace. Knows nothing of a service, so that the load balancer may use it too. Called by
-`replies`, `connection` and the load balancer.
+`str(RadixpdError)` or a fixed sentence, never a trace; a body is read within its limits of size and time or refused with the limit's flag.
+Knows nothing of a service. Called by `replies`, `connection`, `guards` and the load balancer.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,10 +16,11 @@ from aiohttp import web
 
 from radixpd.errors import BadRequest, Overloaded, RadixpdError
 
-__all__ = ["BAD_ENCODING", "INTERNAL", "JSON_TYPE", "SERVER", "error_body", "error_reply", "json_reply", "status_reply"]
+__all__ = ["BAD_ENCODING", "INTERNAL", "JSON_TYPE", "SERVER", "error_body", "error_reply", "json_reply", "read_bytes", "status_reply"]
 
 SERVER = "radixpd"  # the header of every answer
 JSON_TYPE = "application/json"
+ENCODINGS = ("", "identity", "gzip", "deflate")
 BAD_ENCODING = "the content encoding must be gzip, deflate or none"
 INTERNAL = "internal error; the server's log has the details"
 ERROR_TYPES = {
@@ -28,6 +30,21 @@ ERROR_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+
+
+async def read_bytes(request: web.Request, *, most: int, seconds: float) -> bytes:
+    """The body, unpacked, in time and within its limit."""
+    if (encoding := request.headers.get("Content-Encoding", "").lower()) not in ENCODINGS:
+        raise BadRequest(f"{BAD_ENCODING}, got {encoding[:40]!r}", status=415)
+    if (request.content_length or 0) > most:
+        raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
+    try:
+        async with asyncio.timeout(seconds):
+            return await request.read()
+    except (web.RequestPayloadError, web.PayloadAccessError):
+        raise BadRequest("the body could not be read: it is damaged, or its length or encoding is not as announced") from None
+    except TimeoutError:
+        raise BadRequest(f"the body did not arrive within {seconds:g} s (--body-timeout)", status=408, code="body_timeout") from None
 
 
 def json_reply(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
