@@ -90,6 +90,7 @@ def test_sampling_parameters_and_options_are_for_all_or_for_each() -> None:
         (("a",), {"return_logprobs": True}, "there is no option return_logprobs; the nearest is return_logprob", "return_logprobs"),
         (("a",), {"text": "b"}, "there is no option text; the nearest is ", "text"),
         (("a",), {"lora_path": "x"}, "lora_path is not served by this server", "lora_path"),
+        (("a",), {"bootstrap_room": 5}, "bootstrap_room: this server does not split prefill and decode", "bootstrap_room"),
         ((["a", "b"],), {"rid": "x"}, "prompt 0: rid must be a list, one for each prompt", "rid"),
         ((["a", "b"],), {"rid": ["x", "x"]}, "rid holds a name twice", "rid"),
         ((["a", "b"],), {"priority": [1, 2, 3]}, "prompt 0: priority holds 3 values for 2 prompts", "priority"),

@@ -137,6 +137,7 @@ async def test_what_the_schema_says_of_rooms_is_what_servers_of_a_pair_do(make_a
             for more in ({}, {"stream": True})
         ]
         assert {200, 400} == {*statuses}, name
+        assert not contract.allows(contract.body_schema("post", path), {**LEAST[path], **room, name: []})
     for value in (0, 2**63 - 1, [0], [2**63 - 1]):
         assert await _try(api, contract, path, {**LEAST[path], **room, "bootstrap_room": value}, "bootstrap_room") == 200
     several = {**LEAST[path], "n": 2} if "chat" in path else {next(iter(LEAST[path])): ["a", "b"]}
