@@ -135,6 +135,7 @@ class DisaggregationSettings:
     disaggregation_fallback: str = flag(
         "local", "when a prefill server fails: compute the prompt on the decode server, or fail the request", choices=("local", "fail")
     )
+    disaggregation_disable_overlap: bool = flag(False, "a prefill server sends a prompt's KV only once all of it is computed (to compare)")
     disaggregation_bootstrap_timeout: float = flag(
         30.0, "seconds that a prefill server waits for the other half of a request", low=0.1, high=86400
     )

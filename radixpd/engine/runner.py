@@ -7,22 +7,21 @@ settings; the runner process calls `step` in a loop, tests call it with a model 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from radixpd.attention.base import Attend, AttentionBackend
-from radixpd.core.step import PromptScores, Score, Send, StepPlan, StepResult, TokenLogprobs, no_ids
+from radixpd.core.step import PromptScores, Score, StepPlan, StepResult, TokenLogprobs, no_ids
 from radixpd.engine.inputs import StepInputs, sample_rows, step_inputs
-from radixpd.engine.layerwise import telling
+from radixpd.engine.layerwise import Departures, telling
 from radixpd.engine.logprobs import score_prompt, token_logprobs
 from radixpd.engine.sampler import Sampler
 from radixpd.engine.tables import Tables
 from radixpd.kv.pool import Pool
 
-__all__ = ["Departures", "Model", "Runner"]
+__all__ = ["Model", "Runner"]
 
 
 class Model(Protocol):
@@ -34,18 +33,6 @@ class Model(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits `[R, vocab]` of R hidden states."""
-        ...
-
-
-class Departures(Protocol):
-    """Where pages leave for other servers while the forward runs; nothing here waits."""
-
-    def begin(self, sends: Sequence[Send]) -> None:
-        """A step starts; these are its sends."""
-        ...
-
-    def layer_done(self, layer: int) -> None:
-        """This layer's KV of the step is written."""
         ...
 
 

@@ -69,10 +69,12 @@ def _mover_link(
     """The mover of a server that has peers."""
     if not has_peers(resolved):
         return None
+    from radixpd.engine.layerwise import Late
     from radixpd.runtime.mover_link import MoverLink, mover_options
 
     link = MoverLink(context, addresses, launch.rank, runner.pool, mover_options(resolved, launch.directory))
-    runner.departures = link.mover
+    late = resolved.settings.disaggregation.disaggregation_disable_overlap
+    runner.departures = Late(link.mover, layers=runner.pool.layout.layers) if late else link.mover
     return link
 
 
