@@ -197,6 +197,7 @@ class HandoffLimits:
     peer_tokens: int = 65_536  # decode: prompt tokens that one peer may owe at a time
     quarantine_share: float = 0.25  # of the pool, for one peer; beyond it the peer gets no more rooms
     fallback: bool = True  # decode computes what prefill failed to deliver
+    overlap: bool = True  # prefill sends while it computes; else once all is computed, for comparison
     codec: str = "none"  # decode: what KV may go through on its way (`--disaggregation-transfer-dtype`)
 
     deadlines: dict[str, str] = field(
