@@ -17,7 +17,7 @@ import torch
 from radixpd.kv.codec import build_codec, measure
 from radixpd.kv.codec_choice import NONE, Chooser, Speed, listed
 from radixpd.kv.codec_grouped import KEY_TOKENS
-from radixpd.kv.link_speed import LinkSpeed, Mark
+from radixpd.kv.link_speed import LinkSpeed
 from radixpd.kv.outbox import Piece
 from radixpd.kv.pool import Pool
 from radixpd.kv.staging import Span, Staging
@@ -39,11 +39,11 @@ class Coded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parcel:
-    """A piece as it goes: `size` bytes on the wire, coded or straight from the pool. `limit`: see `LinkSpeed.confirmed`."""
+    """A piece as it goes: `size` bytes on the wire, coded or straight from the pool. `taken`, `limit`: see `LinkSpeed.confirmed`."""
 
     piece: Piece
     size: int
-    mark: Mark
+    taken: float
     limit: float = math.inf
     coded: Coded | None = None
 
@@ -91,12 +91,11 @@ class Encoder:
         """Whether a piece could be wrapped now."""
         return codec == NONE or (self.staging is not None and self.staging.fits(self._coding.largest))
 
-    def wrap(self, piece: Piece, now: float, *, alone: bool) -> Parcel:
-        """Code it, if its send is coded. `alone`: nothing else is under way to this peer."""
+    def wrap(self, piece: Piece, now: float) -> Parcel:
+        """Code it, if its send is coded."""
         coding, name, pages = self._coding, piece.job.codec, piece.end - piece.start
-        mark = self.speed.taken(now, alone=alone)
         if name == NONE:
-            return Parcel(piece, pages * coding.pool.layout.page_bytes, mark)
+            return Parcel(piece, pages * coding.pool.layout.page_bytes, now)
         codec, size = coding.codecs[name], coding.codecs[name].encoded_bytes(pages)
         span = self.staging.take(size, self) if self.staging is not None else None
         assert span is not None, "no room: has_room was not asked"
@@ -105,14 +104,14 @@ class Encoder:
         except BaseException:
             span.release()
             raise
-        return Parcel(piece, size, mark, self._limit(name), Coded(name, span))
+        return Parcel(piece, size, now, self._limit(name), Coded(name, span))
 
     def unwrap(self, parcel: Parcel, now: float, *, arrived: bool) -> None:
         """The receiver has answered, or will not."""
         if parcel.coded is not None:
             parcel.coded.span.release()
         if arrived:
-            self.speed.confirmed(parcel.mark, parcel.size, now, limit=parcel.limit)
+            self.speed.confirmed(parcel.size, now, taken=parcel.taken, limit=parcel.limit)
 
     def _limit(self, name: str) -> float:
         """Half of what the codec brings onto a wire: above, it may have been what was slow."""

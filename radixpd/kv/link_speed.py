@@ -1,30 +1,22 @@
 """How fast the way to a peer is, by what it has carried lately. Pure: the time is an argument.
 
-Bytes confirmed over the time that it took, while something was always under way: for each piece from the last confirmation before it was
-taken (or from its own start, if nothing was under way) to its own. Samples of little data and little time are dropped: they show latency,
-not speed. So are those in which the codec may have been the slower part: they say no more than "at least so fast". Used by the mover, one
-object a peer.
+Measured between confirmations: the bytes of a piece over the time since the piece before it was confirmed, if it was under way by then
+(else that time shows how long it had to come about). Such times are added up until there is enough of them for a sample. A sample in
+which small pieces followed each other at once shows what a frame costs, not the link; one in which the codec may have been what was slow
+says "at least so fast": neither counts. Used by the mover, one object a peer.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from dataclasses import dataclass
 
-__all__ = ["LinkSpeed", "Mark"]
+__all__ = ["LinkSpeed"]
 
-ENOUGH_BYTES = 256 << 10
-ENOUGH_SECONDS = 0.02
+ENOUGH_BYTES, ENOUGH_SECONDS = 256 << 10, 0.02  # in a sample: either
+FRAME_BYTES, FRAME_SECONDS = 256 << 10, 0.00075  # of a piece, on average: either, or it is the frames that cost
 KEPT = 8  # samples
-UNPROVEN = 30.0  # seconds in which samples showed the codec's speed only: what was known of the link before is forgotten
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What had been confirmed, and when last, as a piece was taken."""
-
-    bytes: int
-    since: float
+DOUBTED = 512  # pieces without a sample that counts: what was known before is forgotten
 
 
 class LinkSpeed:
@@ -32,30 +24,38 @@ class LinkSpeed:
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=KEPT)
-        self._confirmed = 0
-        self._last = 0.0
-        self._proven = 0.0
+        self._last = -math.inf  # confirmation
+        self._doubted = 0
+        # Of the sample that is being taken.
+        self._bytes, self._pieces = 0, 0
+        self._seconds, self._limit = 0.0, math.inf
 
     @property
     def now(self) -> float | None:
         """Bytes a second: the best of the last samples, since all that disturbs one makes it slower. None: not known."""
         return max(self._samples, default=None)
 
-    def taken(self, now: float, *, alone: bool) -> Mark:
-        """A piece begins its way; `alone`: nothing else is under way."""
-        if alone:
-            self._last = now  # the time before was idle
-        return Mark(self._confirmed, self._last)
-
-    def confirmed(self, mark: Mark, size: int, now: float, *, limit: float) -> None:
-        """It has come, as `size` bytes. `limit`: bytes a second from which on its codec may have been what was slow."""
-        self._confirmed += size
-        self._last = now
-        moved, seconds = self._confirmed - mark.bytes, now - mark.since
-        if seconds <= 0 or (moved < ENOUGH_BYTES and seconds < ENOUGH_SECONDS):
+    def confirmed(self, size: int, now: float, *, taken: float, limit: float = math.inf) -> None:
+        """A piece has come, as `size` bytes; it was under way since `taken`. `limit`: bytes a second from which on its codec may have been
+        what was slow."""
+        last, self._last = self._last, now
+        if taken > last:
             return
-        if moved / seconds < limit:
-            self._samples.append(moved / seconds)
-            self._proven = now
-        elif now - self._proven > UNPROVEN:
-            self._samples.clear()
+        self._bytes += size
+        self._pieces += 1
+        self._seconds += now - last
+        self._limit = min(self._limit, limit)
+        if self._bytes >= ENOUGH_BYTES or self._seconds >= ENOUGH_SECONDS:
+            self._sample()
+
+    def _sample(self) -> None:
+        large, slow = self._bytes >= self._pieces * FRAME_BYTES, self._seconds >= self._pieces * FRAME_SECONDS
+        if self._seconds > 0 and (large or slow) and self._bytes / self._seconds < self._limit:
+            self._samples.append(self._bytes / self._seconds)
+            self._doubted = 0
+        else:
+            self._doubted += self._pieces
+            if self._doubted >= DOUBTED:
+                self._samples.clear()
+        self._bytes, self._pieces = 0, 0
+        self._seconds, self._limit = 0.0, math.inf

@@ -370,7 +370,7 @@ class Mover:
         encoder = self._encoders[lane.peer]
         piece = lane.take(*encoder.cut(lane.codec, self._link.piece(PIECE)))
         try:
-            parcel = encoder.wrap(piece, self._clock(), alone=not lane.flying)
+            parcel = encoder.wrap(piece, self._clock())
         except Exception as error:  # any fault of a codec is this ticket's
             logger.exception("a piece could not be coded")
             self._fail(piece.job, f"an internal fault ({type(error).__name__})")

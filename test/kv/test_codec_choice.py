@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixpd.errors import ConfigError
-from radixpd.kv.codec_choice import NAMES, Speed, choose, listed, seconds
+from radixpd.kv.codec_choice import NAMES, Chooser, Speed, carriers, choose, listed, seconds
 
 GIGA = 1e9
 NONE = Speed("none", encode=20 * GIGA, decode=20 * GIGA, ratio=1.0)
@@ -95,3 +95,49 @@ def test_wrong_values_name_the_flag_and_what_is_wrong(value, told):
     with pytest.raises(ConfigError, match=r"--disaggregation-transfer-dtype") as caught:
         listed(value)
     assert told in str(caught.value)
+
+
+def test_plain_pages_until_the_link_is_known_and_again_when_it_is_not():
+    chooser = Chooser(ALL)
+    assert chooser.pick(1e8, None) == "none"
+    assert chooser.pick(1e8, 0.1 * GIGA) == "int4"
+    assert chooser.pick(1e8, None) == "none"
+
+
+def test_a_change_must_be_worth_it():
+    chooser = Chooser((NONE, INT8))
+    assert chooser.pick(1e8, 2.2 * GIGA) == "none"  # int8: 0.5 ns a byte against 0.4545
+    assert chooser.pick(1e8, 1.7 * GIGA) == "none"  # 0.5 against 0.588: 85 % of it
+    assert chooser.pick(1e8, 1.5 * GIGA) == "int8"  # 0.5 against 0.667: 75 %
+    assert chooser.pick(1e8, 1.7 * GIGA) == "int8"
+    assert chooser.pick(1e8, 2.4 * GIGA) == "int8"  # 0.4167 against 0.5: 83 %
+    assert chooser.pick(1e8, 2.6 * GIGA) == "none"  # 0.3846: 77 %
+
+
+def test_plain_pages_are_chosen_on_a_fast_link_whatever_is_listed():
+    chooser = Chooser((NONE, INT4))
+    assert chooser.pick(1e8, 0.1 * GIGA) == "int4"
+    assert chooser.pick(1e8, 100 * GIGA) == "none"
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "names"),
+    [
+        ("auto", "none", ("shm", "tcp")),
+        ("auto", "int8", ("tcp",)),
+        ("auto", "auto:none,int8", ("tcp",)),
+        ("shm", "none", ("shm",)),
+        ("mooncake", "none", ("mooncake",)),
+        ("tcp", "int4", ("tcp",)),
+    ],
+)
+def test_transports_that_go_with_a_codec(backend, dtype, names):
+    assert carriers(backend, dtype) == names
+
+
+@pytest.mark.parametrize("backend", ["shm", "mooncake", "nixl"])
+def test_a_codec_that_no_receiver_could_undo_is_refused_with_both_flags(backend):
+    with pytest.raises(ConfigError) as caught:
+        carriers(backend, "auto:int8")
+    assert "--disaggregation-transfer-dtype auto:int8 needs --disaggregation-transfer-backend tcp" in str(caught.value)
+    assert f"{backend} puts" in str(caught.value)

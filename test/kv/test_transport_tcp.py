@@ -39,14 +39,14 @@ def exactly(sock, count):
     return got
 
 
-def enter(side, token=TOKEN):
+def enter(side, token=TOKEN, layout=LAYOUT):
     """A connection whose greeting is through."""
     sock = dial(side)
     magic, version, challenge = frames.GREETING.unpack(exactly(sock, frames.GREETING.size))
     assert (magic, version) == (b"rxkv", 1)
     both = challenge + b"o" * frames.CHALLENGE
-    sock.sendall(both[frames.CHALLENGE :] + frames.proof(token, "sender", both, LAYOUT.fingerprint))
-    assert hmac.compare_digest(exactly(sock, frames.PROOF), frames.proof(token, "receiver", both, LAYOUT.fingerprint))
+    sock.sendall(both[frames.CHALLENGE :] + frames.proof(token, "sender", both, layout.fingerprint))
+    assert hmac.compare_digest(exactly(sock, frames.PROOF), frames.proof(token, "receiver", both, layout.fingerprint))
     return sock
 
 
