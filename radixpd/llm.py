@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from radixpd import __version__
 from radixpd.config.cli import from_keywords
 from radixpd.config.resolve import public_view
-from radixpd.config.settings import ServerSettings
+from radixpd.config.settings import DisaggregationSettings, ServerSettings
 from radixpd.core.scheduler import PAUSE_MODES
 from radixpd.errors import BadRequest, ConfigError, EngineFailed
 from radixpd.launch_server import ENTRIES
@@ -36,7 +36,7 @@ __all__ = ["LLM"]
 
 # What only a server does. `max_queued_requests`: here a call hands over as many prompts as the engine can use.
 SERVER_ONLY = (
-    frozenset(f.name for f in fields(ServerSettings)) - {"watchdog_timeout"}
+    frozenset(f.name for f in (*fields(ServerSettings), *fields(DisaggregationSettings))) - {"watchdog_timeout"}
     | {"enable_cache_report", "enable_metrics", "collect_tokens_histogram", "crash_dump_folder", "profile_folder", "max_queued_requests"}
 )  # fmt: skip
 PAUSE_SECONDS = 60.0  # for the steps in flight

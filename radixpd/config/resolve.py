@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from radixpd.config.access import access_notes, check_access
+from radixpd.config.disaggregation import check_disaggregation, complete, disaggregation_notes
 from radixpd.config.facts import MachineFacts, ModelFacts, read_machine_facts, read_model_facts
 from radixpd.config.secret import Secret
 from radixpd.config.settings import CacheSettings, Settings
@@ -44,8 +45,8 @@ class KVEvents:
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """All decisions. In `settings` only `tokenizer_path`, `chat_template`, `mem_fraction_static`, `kv_events_config`,
-    `preferred_sampling_params`, `max_queued_requests` and `request_timeout` may still be None; there None means "none". `notes` are lines
-    for the log of the start."""
+    `preferred_sampling_params`, `max_queued_requests`, `request_timeout` and settings of pairs of servers may still be None; there None
+    means "none". `notes` are lines for the log of the start."""
 
     settings: Settings
     directory: str  # the model's files, in Hugging Face's format
@@ -129,12 +130,13 @@ def resolve(
     """Replace every "decide for me" of `settings`. `seed` is used when `--random-seed` was not given."""
     _check_pairs(settings)
     check_access(settings.server)
+    check_disaggregation(settings.disaggregation)
     dtype = _dtype(settings.model.dtype, model)
     context = _context_length(settings, model)
     pages, pool_note = _pages(settings.cache, model, machine, dtype=dtype)
     scheduler = settings.scheduler
     policy = scheduler.schedule_policy
-    notes = [pool_note, *access_notes(settings.server)]
+    notes = [pool_note, *access_notes(settings.server), *disaggregation_notes(settings.disaggregation)]
     if settings.cache.disable_radix_cache and policy in CACHE_AWARE:
         notes.append(f"--schedule-policy {policy} orders by cached prefix; with --disable-radix-cache it is fcfs")
         policy = "fcfs"
@@ -159,6 +161,7 @@ def resolve(
             threads=settings.engine.threads or machine.cores,
             random_seed=seed if settings.engine.random_seed is None else settings.engine.random_seed,
         ),
+        disaggregation=complete(settings.disaggregation, page_size=settings.cache.page_size),
     )
     return Resolved(
         settings=final,

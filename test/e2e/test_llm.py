@@ -217,6 +217,7 @@ def test_what_is_wrong_is_said_and_hurts_nobody(llm: LLM, tiny: Path) -> None:
         ({"page_size": 0}, "--page-size 0: it must be an integer from 1 to 512"),
         ({"port": 30000}, "port: this is for a server; an LLM inside a program takes no requests from outside"),
         ({"api_key": "sesame"}, "api_key: this is for a server"),
+        ({"disaggregation_mode": "prefill"}, "disaggregation_mode: this is for a server"),
         ({"max_queued_requests": 3}, "max_queued_requests: this is for a server"),
         ({"kv_events_config": {"endpoint": "tcp://256.0.0.1:1"}}, "--kv-events-config: cannot bind tcp://256.0.0.1:1"),
     ):
