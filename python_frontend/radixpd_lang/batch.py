@@ -122,6 +122,8 @@ class Batch:
             loop.call(self._options.backend.warm(prefix), self._options.timeout)
         except (BackendError, TimeoutError) as error:
             log.warning("the common prefix of a batch was not computed in advance: %s", error)
+            return
+        self._options = replace(self._options, warmed=prefix)
 
 
 def constant_prefix(program: Function, calls: Sequence[Mapping[str, Any]], options: Options) -> Prompt:

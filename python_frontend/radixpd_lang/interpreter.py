@@ -17,7 +17,7 @@ from radixpd_lang.errors import BackendError, ProgramError
 from radixpd_lang.ir import Commit, Gen, RoleBegin, RoleEnd, Select, Text, Variable
 from radixpd_lang.run import Run
 from radixpd_lang.sampling import Sampling
-from radixpd_lang.transcript import Prompt, Transcript
+from radixpd_lang.transcript import Prompt, Transcript, common_prompt
 from radixpd_lang.values import Feed, Meta, Value
 
 __all__ = ["WORTH_WARMING", "Interpreter", "Mark"]
@@ -147,8 +147,9 @@ class Interpreter:
 
     async def _warm(self) -> None:
         """Let the server compute what it has not seen, before several prompts begin with it. A hint never fails a program."""
-        prompt = self._transcript.prompt()
-        if not self._run.options.hints or prompt.size - self._transcript.known < WORTH_WARMING:
+        prompt, options = self._transcript.prompt(), self._run.options
+        known = max(self._transcript.known, common_prompt(prompt, options.warmed).size)
+        if not options.hints or prompt.size - known < WORTH_WARMING:
             return
         try:
             await self._run.backend.warm(prompt)

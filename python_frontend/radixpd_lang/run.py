@@ -19,6 +19,7 @@ from radixpd_lang.errors import ProgramCancelled, ProgramError
 from radixpd_lang.loop import event_loop
 from radixpd_lang.place import here, place_of
 from radixpd_lang.sampling import Sampling
+from radixpd_lang.transcript import Prompt
 
 if TYPE_CHECKING:
     from radixpd_lang.branch import Branch
@@ -30,14 +31,15 @@ WEDGED_SECONDS = 5.0  # for cancelled tasks to end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a program runs. `hints`: tell the backend which prefixes will be shared; `seed`: every `gen` without one draws its own from it;
-    `recording`: keep the nodes, for a trace."""
+    """How a program runs. `hints`: tell the backend which prefixes will be shared; `warmed`: the one that a batch has told it; `seed`:
+    every `gen` without one draws its own from it; `recording`: keep the nodes, for a trace."""
 
     backend: Backend
     sampling: Sampling = field(default_factory=Sampling)
     seed: int | None = None
     stream: bool = False
     hints: bool = True
+    warmed: Prompt = field(default_factory=Prompt)
     timeout: float = 600.0
     recording: bool = False
 
