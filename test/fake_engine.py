@@ -34,6 +34,7 @@ from radixpd.config.settings import (
     Settings,
 )
 from radixpd.core.effects import Finished, Prefilled, PromptScored, TokensOut
+from radixpd.core.journey import Journey
 from radixpd.core.load import LoadSnapshot
 from radixpd.core.request import Finish, SamplingParams
 from radixpd.core.step import PromptScores, TokenLogprobs
@@ -267,7 +268,7 @@ class FakeEngine:
     def _advance(self, sample: _Sample, turn: _Turn) -> None:
         params, prompt = sample.request.params, sample.request.prompt
         if sample.sent == 0:
-            turn.prefilled.append(Prefilled(sample.rid, self.cached, 0.0))
+            turn.prefilled.append(Prefilled(sample.rid, self.cached, 0.0, self._journey(sample)))
             if sample.first and params.logprobs is not None and params.logprobs.start >= 0:
                 turn.scored.append(PromptScored(sample.rid, _scores(prompt, params)))
         room = sample.request.room
@@ -289,7 +290,12 @@ class FakeEngine:
         self._totals["finished"] += 1
         self._totals["aborted"] += finish.kind == "abort"
         completion = sample.sent if keep is None else keep
-        return Finished(sample.rid, finish, len(sample.request.prompt), completion, self.cached, 0)
+        return Finished(sample.rid, finish, len(sample.request.prompt), completion, self.cached, 0, self._journey(sample))
+
+    def _journey(self, sample: _Sample) -> Journey:
+        prompt = len(sample.request.prompt)
+        hit = min(self.cached, prompt)
+        return Journey(prompt_tokens=prompt, decode_hit_tokens=hit, local_computed_tokens=prompt - hit, queue_ms=0.5)
 
     def _end_now(self, rid: str, finish: Finish, *, keep: int | None = None) -> None:
         if (sample := self._samples.get(rid)) is not None:

@@ -1,4 +1,4 @@
-"""What the scheduler counts and what it reports: totals, the latest step, the load, the whereabouts of every request.
+"""What the scheduler counts and what it reports: totals, the latest step, the load.
 
 Totals only grow; everything else is read from the scheduler's structures when asked, so nothing can drift.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from radixpd.core.holdings import Holdings
-from radixpd.core.load import LoadSnapshot, Totals
+from radixpd.core.load import LoadSnapshot, Queues, Totals
 from radixpd.core.plan_builder import PlanBuilder, StepStats
 from radixpd.core.prefill import Prefill
 from radixpd.core.request import Finish, Phase, Request
@@ -65,12 +65,13 @@ class Accounts:
         self.totals.finished_total += samples
         self.totals.aborted_total += samples if finish.kind == "abort" else 0
 
-    def load(self, requests: Iterable[Request], *, steps: int, new_token_ratio: float, paused: bool) -> LoadSnapshot:
+    def load(self, requests: Iterable[Request], queues: Queues, *, steps: int, new_token_ratio: float, paused: bool) -> LoadSnapshot:
         """How busy the server is now."""
         cache = self._cache
-        pages, free, tree = cache.allocator.pages, cache.allocator.free_pages, cache.tree.pages
+        pages, free, tree, quarantine = cache.allocator.pages, cache.allocator.free_pages, cache.tree.pages, cache.quarantined_pages
         return LoadSnapshot(
             **asdict(self.totals),
+            **asdict(queues),
             running=self.running,
             waiting=sum(len(request.samples) for request in self._prefill.waiting),
             retracted=sum(len(request.samples) for request in self._prefill.waiting if request.attempt),
@@ -79,7 +80,8 @@ class Accounts:
             free_pages=free,
             tree_pages=tree,
             locked_pages=cache.tree.locked_pages,
-            request_pages=pages - free - tree,
+            request_pages=pages - free - tree - quarantine,
+            quarantine_pages=quarantine,
             page_size=cache.page_size,
             max_running=self._slots,
             new_token_ratio=new_token_ratio,
@@ -87,18 +89,6 @@ class Accounts:
             evicted_tokens_total=cache.evicted_pages * cache.page_size,
             paused=paused,
         )
-
-    def whereabouts(self, request: Request) -> dict[str, object]:
-        """One request, for people."""
-        return {
-            "rid": request.rid,
-            "phase": request.phase.value,
-            "attempt": request.attempt,
-            "prompt_tokens": request.prompt_length,
-            "output_tokens": self.completion(request),
-            "cached_tokens": max(request.cached, 0),
-            "arrived": request.arrived,
-        }
 
     def completion(self, request: Request) -> int:
         """Output tokens known so far."""

@@ -73,7 +73,7 @@ class Decode:
 
     def _victim(self, others: Sequence[Request]) -> Request | None:
         """Who gives way: lowest priority, then latest arrival; never the last one, nor one whose pages a mover reads."""
-        running: list[Request] = [*self.holdings.table.requests[self.slots], *(each for each in others if not each.read_by_peer)]
+        running: list[Request] = [*self.holdings.table.requests[self.slots], *(each for each in others if not each.pinned)]
         if len(running) < 2:
             return None
         return min(running, key=lambda r: (r.priority, -r.order, -r.sample))

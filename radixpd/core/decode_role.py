@@ -9,7 +9,7 @@ computation (`fallback`) or in one clear error. A request without a room is serv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from radixpd.core.handoff import (
     Arrived,
@@ -29,40 +29,18 @@ from radixpd.core.handoff import (
     Reserve,
     Room,
 )  # fmt: skip
+from radixpd.core.legs import Incoming
+from radixpd.core.load import Queues
 from radixpd.core.page_hash import is_lossy, lossy
 from radixpd.core.plan_builder import PlanBuilder
 from radixpd.core.request import Finish, Phase, Request
 from radixpd.core.roles import Desk, Next
 from radixpd.core.step import TokenLogprobs
+from radixpd.core.whereabouts import OWN_POOL, OWN_QUEUE, Stage
 
 __all__ = ["DecodeRole"]
 
 ABANDONED = "the decode server has given this room up"
-
-
-@dataclass(slots=True, eq=False)
-class Incoming:
-    """One room. `skip`: prompt tokens that were here already; -1 before pages are reserved."""
-
-    room: Room
-    request: Request
-    since: float
-    skip: int = -1
-    after: int = 0  # steps up to this one may still write into the reserved pages, for whoever had them before
-    asked: bool = False
-    renewed: float = 0.0
-    message: Arrived | None = None
-    landed: bool = False
-
-    @property
-    def reserved(self) -> bool:
-        """Whether the request holds its pages."""
-        return self.skip >= 0
-
-    @property
-    def owed(self) -> int:
-        """Prompt tokens that the peer is to deliver."""
-        return self.request.prompt_length - self.skip if self.reserved else 0
 
 
 class DecodeRole:
@@ -72,9 +50,9 @@ class DecodeRole:
         self.desk = desk
         self.limits = limits
         self.rooms: dict[Room, Incoming] = {}  # in order of arrival
-        self.fallbacks = 0
         self._numbers: dict[int, Room] = {}  # a mover knows rooms by number alone
         self._asked: dict[Room, float] = {}  # quarantined rooms: when the peer was last asked for its `Drained`
+        self._since: dict[Room, float] = {}  # and when they got there
 
     def arrive(self, request: Request, now: float) -> Phase:
         """A request with a room waits for pages; one that wants no token has nothing to be handed over. If KV may go through a lossy codec
@@ -82,6 +60,8 @@ class DecodeRole:
         room = request.room
         if room is None:
             return Phase.WAITING
+        for each in request.samples:
+            each.trail.leg = "decode"
         if room.number in self._numbers or room in self._asked:
             message = f"bootstrap_room {room.number} is in use, or was until a moment ago"
             self.desk.finish(request, Finish("abort", message=message, status=400), 0)
@@ -101,15 +81,14 @@ class DecodeRole:
         match message:
             case Arrived(number):
                 if (found := self.rooms.get(Room(number, peer))) is not None and found.reserved:
-                    self._arrived(found, message)
-            case Landed(number, _, _, exact):
+                    self._arrived(found, message, now)
+            case Landed(number, raw, wire, exact):
                 if (found := self._by_number(number)) is None:
                     return
                 if not (exact or is_lossy(found.request.space)):
                     self._fail(found, "compressed KV came, which this server does not take (--disaggregation-transfer-dtype)", 502)
                 else:
-                    found.landed = True
-                    self._maybe_land(found)
+                    self._landed(found, raw, wire, now)
             case PeerAbort(number, reason, status):
                 if (found := self.rooms.get(Room(number, peer))) is not None:
                     self._fail(found, f"the prefill server gave up: {reason}", status, tell=found.reserved)
@@ -118,8 +97,8 @@ class DecodeRole:
                     self._fail(found, f"the transfer failed: {reason}", 502)
             case Drained(number):
                 room = Room(number, peer)
-                if self._asked.pop(room, None) is not None:
-                    self.desk.holdings.cache.readmit(room)
+                if room in self._asked:
+                    self._readmit(room)
             case PeerLost(lost, reason):
                 self._lost(lost, reason)
             case PeerSilent(silent, reason):
@@ -147,6 +126,21 @@ class DecodeRole:
                 self._asked[room] = now
                 self.desk.tell(room.peer, PeerAbort(room.number, ABANDONED, 499))
         self._reserve_in_order(now)
+
+    def stages(self) -> Iterator[Stage]:
+        """See `Role`."""
+        owed = self._owed()
+        for found in self.rooms.values():
+            peer = found.room.peer
+            yield found.stage(peer if self._too_much(found, owed) else OWN_QUEUE if self.desk.retracted_wait else OWN_POOL)
+        for room, since in self._since.items():
+            pages = self.desk.holdings.cache.quarantined_in(room)
+            yield Stage(part="quarantine", since=since, waits_for=room.peer, room=room.number, peer=room.peer, pages=pages)
+
+    def queues(self) -> Queues:
+        """See `Role`."""
+        reserved = sum(found.reserved for found in self.rooms.values())
+        return Queues(decode_prealloc=len(self.rooms) - reserved, decode_transfer=reserved)
 
     # ---- inner ----------------------------------------------------------------------------------------------------------------
 
@@ -177,16 +171,25 @@ class DecodeRole:
         waiting = [found for found in self.rooms.values() if not found.reserved]
         if not waiting or self.desk.retracted_wait:
             return
-        owed: dict[str, int] = {}
-        for found in self.rooms.values():
-            owed[found.room.peer] = owed.get(found.room.peer, 0) + found.owed
+        owed = self._owed()
         for found in waiting:
-            peer = found.room.peer
-            if owed[peer] and owed[peer] + found.request.prompt_length > self.limits.peer_tokens:
+            if self._too_much(found, owed):
                 continue
             if not self._reserve(found, now):
                 break
-            owed[peer] += found.owed
+            owed[found.room.peer] += found.owed
+
+    def _owed(self) -> dict[str, int]:
+        """Prompt tokens that each peer is to deliver."""
+        owed: dict[str, int] = {}
+        for found in self.rooms.values():
+            owed[found.room.peer] = owed.get(found.room.peer, 0) + found.owed
+        return owed
+
+    def _too_much(self, found: Incoming, owed: dict[str, int]) -> bool:
+        """Whether the peer has enough to do without this room."""
+        before = owed[found.room.peer]
+        return before > 0 and before + found.request.prompt_length > self.limits.peer_tokens
 
     def _reserve(self, found: Incoming, now: float) -> bool:
         """All or nothing. False when there is no room for it yet."""
@@ -194,7 +197,10 @@ class DecodeRole:
         limit = request.matchable // cache.page_size
         _, pages = cache.peek(request.space, request.data, limit)
         rest = len(request.tokens) - pages * cache.page_size
-        if rest <= self.limits.local_tokens or self._distrusted(found.room.peer):
+        distrusted = rest > self.limits.local_tokens and self._distrusted(found.room.peer)
+        if distrusted:
+            self._fall_back(request, f"the prefill server {found.room.peer} may still write into too many pages")
+        if distrusted or rest <= self.limits.local_tokens:
             self.desk.tell(found.room.peer, NotNeeded(found.room.number))
             self._forget(found)
             self.desk.enqueue(request)
@@ -207,6 +213,8 @@ class DecodeRole:
             return False
         holdings.seat(request, node, matched)
         found.skip, found.since, found.renewed = len(matched) * cache.page_size, now, now
+        for each in request.samples:
+            each.trail.reserved = now - request.arrived
         found.after = self.desk.planned_step
         self._ask(found)
         return True
@@ -226,27 +234,48 @@ class DecodeRole:
         cache = self.desk.holdings.cache
         return cache.quarantined_for(peer) > self.limits.quarantine_share * cache.allocator.pages
 
-    def _arrived(self, found: Incoming, message: Arrived) -> None:
+    def _arrived(self, found: Incoming, message: Arrived, now: float) -> None:
         if len(message.tokens) != len(found.request.samples):
             self._fail(found, f"{len(message.tokens)} first tokens came for {len(found.request.samples)} samples", 502)
             return
-        found.message = message
+        found.message, found.told = message, now
+        self._maybe_land(found)
+
+    def _landed(self, found: Incoming, raw: int, wire: int, now: float) -> None:
+        trail, totals = found.request.trail, self.desk.totals
+        found.landed, trail.raw, trail.wire = now, raw, wire
+        totals.received_bytes_total += raw
+        totals.wire_bytes_total += wire
         self._maybe_land(found)
 
     def _maybe_land(self, found: Incoming) -> None:
-        if found.message is not None and found.landed:
-            self._forget(found)
-            self.desk.land(found.request, found.message)
+        if found.message is None or found.landed is None:
+            return
+        request, share = found.request, found.message.share
+        trail = request.trail
+        trail.landed(request.prompt_length, found.skip, share)
+        trail.visible = max(found.landed - found.told, 0.0)
+        trail.transfer = share.sending + trail.visible
+        self._forget(found)
+        self.desk.land(request, found.message)
 
     def _fail(self, found: Incoming, reason: str, status: int, *, tell: bool = True, gone: bool = False) -> None:
         """The handoff is over; the request is not, if it may be computed here."""
-        request = found.request
+        request, totals = found.request, self.desk.totals
+        totals.transfer_failed_total += found.asked
+        totals.bootstrap_failed_total += not found.asked
         self._let_go(found, reason, status, tell=tell, gone=gone)
         if self.limits.fallback:
-            self.fallbacks += 1
+            self._fall_back(request, reason)
             self.desk.enqueue(request)
         else:
             self.desk.finish(request, Finish("abort", message=reason, status=status), 0)
+
+    def _fall_back(self, request: Request, reason: str) -> None:
+        """The request is computed here, though that was another's work."""
+        self.desk.totals.fallbacks_total += 1
+        for each in request.samples:
+            each.trail.fallback = reason
 
     def _let_go(self, found: Incoming, reason: str, status: int, *, tell: bool = True, gone: bool = False) -> None:
         """Take the seat back. Pages that may still be written go into quarantine; the peer is asked to say when that is over."""
@@ -261,9 +290,14 @@ class DecodeRole:
                 cache.allocator.free(pages)
             else:
                 cache.quarantine(room, pages)
-                self._asked[room] = float("-inf")
+                self._asked[room], self._since[room] = float("-inf"), self.desk.now
         if tell and not gone:
             self.desk.tell(room.peer, PeerAbort(room.number, reason, status))
+
+    def _readmit(self, room: Room) -> None:
+        del self._asked[room]
+        del self._since[room]
+        self.desk.holdings.cache.readmit(room)
 
     def _forget(self, found: Incoming) -> None:
         del self.rooms[found.room]
@@ -273,5 +307,4 @@ class DecodeRole:
         for found in [each for each in self.rooms.values() if each.room.peer == peer]:
             self._fail(found, f"the prefill server {peer} is gone: {reason}", 502, gone=True)
         for room in [each for each in self._asked if each.peer == peer]:
-            del self._asked[room]
-            self.desk.holdings.cache.readmit(room)
+            self._readmit(room)

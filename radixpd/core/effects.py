@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from radixpd.core.handoff import MoverOrder, PeerMessage
+from radixpd.core.journey import Journey
 from radixpd.core.request import Finish
 from radixpd.core.step import PromptScores, TokenLogprobs
 
@@ -19,11 +20,13 @@ __all__ = ["Effects", "Finished", "PagesRemoved", "PagesStored", "Prefilled", "C
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A request's prompt is computed. `cached`: prompt tokens taken from the cache, `queued`: seconds from arrival to first plan."""
+    """A request's prompt is computed. `cached`: prompt tokens taken from a cache, `queued`: seconds from arrival to first plan; `journey`:
+    so far, for an output that ends before the brain hears of it."""
 
     rid: str
     cached: int
     queued: float
+    journey: Journey
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Finished:
     completion: int
     cached: int
     retractions: int
+    journey: Journey
 
 
 @dataclass(frozen=True, slots=True)

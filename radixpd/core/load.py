@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LoadSnapshot", "Totals"]
+__all__ = ["LoadSnapshot", "Queues", "Totals"]
 
 
 @dataclass(slots=True)
@@ -21,6 +21,22 @@ class Totals:
     finished_total: int = 0
     aborted_total: int = 0
     execution_seconds_total: float = 0.0  # that the runner spent on steps
+    bootstrap_failed_total: int = 0  # handoffs that ended before a page could be sent
+    transfer_failed_total: int = 0  # handoffs that ended later, before the prompt was whole
+    fallbacks_total: int = 0  # prompts that a decode server computed because a prefill server did not
+    sent_pages_total: int = 0
+    received_bytes_total: int = 0  # of KV
+    wire_bytes_total: int = 0  # that it took to bring them
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """Requests of handoffs, by what they wait for."""
+
+    prefill_prealloc: int = 0  # on a prefill server: no decode server has reserved pages
+    prefill_inflight: int = 0  # computed, their last pages leave
+    decode_prealloc: int = 0  # on a decode server: no pages yet
+    decode_transfer: int = 0  # first token or KV is still to come
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +52,7 @@ class LoadSnapshot:
     tree_pages: int = 0
     locked_pages: int = 0  # of the tree's: pinned by a running request
     request_pages: int = 0
+    quarantine_pages: int = 0  # that a peer may still write into, and nobody uses
     page_size: int = 16
     max_running: int = 0
     new_token_ratio: float = 0.0
@@ -52,6 +69,16 @@ class LoadSnapshot:
     aborted_total: int = 0
     execution_seconds_total: float = 0.0
     paused: bool = False  # no step is planned until somebody says so
+    prefill_prealloc: int = 0
+    prefill_inflight: int = 0
+    decode_prealloc: int = 0
+    decode_transfer: int = 0
+    bootstrap_failed_total: int = 0
+    transfer_failed_total: int = 0
+    fallbacks_total: int = 0
+    sent_pages_total: int = 0
+    received_bytes_total: int = 0
+    wire_bytes_total: int = 0
 
     @property
     def held(self) -> int:
@@ -60,8 +87,8 @@ class LoadSnapshot:
 
     @property
     def used_tokens(self) -> int:
-        """Tokens of pages that a request owns or locks; what the tree could give up counts as not used."""
-        return (self.request_pages + self.locked_pages) * self.page_size
+        """Tokens of pages that a request owns or locks, or that are in quarantine; what the tree could give up counts as not used."""
+        return (self.request_pages + self.locked_pages + self.quarantine_pages) * self.page_size
 
     @property
     def token_usage(self) -> float:

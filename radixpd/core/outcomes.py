@@ -35,7 +35,7 @@ class Outcomes:
         self._prefill = prefill
         self._decode = decode
         self._accounts = accounts
-        self._role = role
+        self.role = role
         self._eos_ids = eos_ids
         self.landing: list[tuple[Request, Arrived]] = []  # their prompts are whole when the next plan is made
 
@@ -50,21 +50,25 @@ class Outcomes:
                 self._roster.effects.append(PromptScored(piece.request.rid, scores))
         for piece in record.pieces:
             if piece.alive:
-                self._apply_piece(piece)
+                self._apply_piece(piece, now)
             for sibling in piece.forked:
                 if sibling.phase is Phase.RUNNING and not self._prefill.holds(sibling):
-                    self._roster.prompt_done(sibling)
+                    sibling.trail.follow(piece.request.trail, sibling.prompt_length)
+                    self._roster.prompt_done(sibling, now)
         if len(record.sample_slots):
             self._apply_tokens(record, result, now)
 
-    def _apply_piece(self, piece: Piece) -> None:
+    def _apply_piece(self, piece: Piece, now: float) -> None:
         """The KV of one piece of a prompt exists: share its full pages; after the last piece, the prompt is done."""
         request = piece.request
+        request.trail.ran(piece.start, piece.end, request.prompt_length)
         if self._holdings.cache.reuse:
             self._holdings.commit(request.slot, piece.end)
         if piece.final:
             self._prefill.settling.remove(request)
-            self._roster.prompt_done(request)
+            if not request.prefilled:
+                request.trail.filled = now - request.arrived - request.trail.queued
+            self._roster.prompt_done(request, now)
 
     def _apply_tokens(self, record: InFlight, result: StepResult, now: float) -> None:
         """The sampled tokens of everyone who is still there; first tokens of what is sent away go to the role."""
@@ -76,7 +80,7 @@ class Outcomes:
             logprobs = tuple(each for each, there in zip(logprobs, alive) if there)
         if len(away := np.flatnonzero(table.sending[slots])):
             for at in away.tolist():
-                self._role.on_sampled(table.requests[slots[at]], int(ids[at]), logprobs[at] if logprobs else None, now)
+                self.role.on_sampled(table.requests[slots[at]], int(ids[at]), logprobs[at] if logprobs else None, now)
             here = np.setdiff1d(np.arange(len(slots)), away)
             slots, ids, logprobs = slots[here], ids[here], tuple(logprobs[at] for at in here) if logprobs else ()
         if len(slots):
@@ -99,7 +103,7 @@ class Outcomes:
             if finish:
                 self._roster.finish(request, finish, self._accounts.completion(request))
 
-    def land(self, builder: PlanBuilder) -> None:
+    def land(self, builder: PlanBuilder, now: float) -> None:
         """Whose KV has come from a peer: into the tree, first tokens out, copies for siblings into this plan, rows from the next one on.
 
         Last in a plan: pages that an end frees here are handed out by later plans only, which run after this one's copies.
@@ -107,24 +111,28 @@ class Outcomes:
         landing, self.landing = self.landing, []
         for request, arrived in landing:
             if request.phase is Phase.PARKED:  # it may have ended since
-                self._land(builder, request, arrived)
+                self._land(builder, request, arrived, now)
 
-    def _land(self, builder: PlanBuilder, request: Request, arrived: Arrived) -> None:
+    def _land(self, builder: PlanBuilder, request: Request, arrived: Arrived, now: float) -> None:
         holdings, samples, length = self._holdings, request.samples, request.prompt_length
         request.move(Phase.RUNNING)
         holdings.table.planned[request.slot] = length
-        request.cached, request.scored = length - arrived.share.computed, length
+        request.scored = length
         if holdings.cache.reuse:
             holdings.commit(request.slot, length)
         if len(samples) > 1:
             builder.copies += holdings.fork(request)
         for each in samples[1:]:
             each.move(Phase.RUNNING)
-            each.cached, each.queued = request.cached, request.queued
+            each.trail.found(int(holdings.table.shared[each.slot]) * holdings.cache.page_size)
+            each.trail.follow(request.trail, length)
+        for each in samples:
+            self._accounts.totals.prompt_tokens_total += length
+            self._accounts.totals.cached_tokens_total += each.trail.hit
         for scores in arrived.scores:
             self._roster.effects.append(PromptScored(request.rid, scores))
         for each in samples:
-            self._roster.prompt_done(each)
+            self._roster.prompt_done(each, now)
         self._append(np.array([each.slot for each in samples], dtype=np.int32), arrived.tokens, arrived.logprobs)
         for each in samples:
             if each.phase is Phase.RUNNING:

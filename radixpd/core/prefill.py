@@ -149,11 +149,13 @@ class Prefill:
     def _start(self, builder: PlanBuilder, request: Request, cached: int, now: float) -> None:
         """Count the hit, tell the runner about the new owner of the slots, and let those who were passed grow older."""
         request.move(Phase.RUNNING)
-        if request.cached < 0:
-            request.cached = min(cached, request.prompt_length)
-            request.queued = now - request.arrived
+        request.since = now
+        trail = request.trail
+        trail.found(min(cached, request.prompt_length))
+        if trail.queued < 0:
+            trail.queued = now - request.arrived
             builder.prompt_tokens += request.prompt_length
-            builder.cached_tokens += request.cached
+            builder.cached_tokens += trail.hit
         builder.begins.append(self.begin(request))
         self.filling.append(request)
         if self.policy != "fcfs":
@@ -212,10 +214,10 @@ class Prefill:
             builder.copies += self.holdings.fork(request)
         for sibling in samples[1:]:
             sibling.move(Phase.RUNNING)
-            sibling.cached = int(self.holdings.table.shared[request.slot]) * self.holdings.cache.page_size
-            sibling.queued = request.queued
+            sibling.trail.found(int(self.holdings.table.shared[request.slot]) * self.holdings.cache.page_size)
+            sibling.trail.queued, sibling.since = request.trail.queued, request.since
             builder.prompt_tokens += sibling.prompt_length
-            builder.cached_tokens += sibling.cached
+            builder.cached_tokens += sibling.trail.hit
             builder.begins.append(self.begin(sibling))
         if request.length_limit == len(request.tokens):  # nothing to generate: the prompt was the purpose
             return

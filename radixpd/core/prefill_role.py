@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -31,36 +31,18 @@ from radixpd.core.handoff import (
     Reserve,
     TicketDone,
 )  # fmt: skip
+from radixpd.core.legs import Outgoing
+from radixpd.core.load import Queues
 from radixpd.core.plan_builder import PlanBuilder
 from radixpd.core.request import Finish, Phase, Request
 from radixpd.core.roles import Desk, Next
 from radixpd.core.step import Send, TokenLogprobs
+from radixpd.core.whereabouts import OWN_MOVER, Stage
 
 __all__ = ["PrefillRole"]
 
 LOOK = 0.1  # seconds between two looks at the deadlines
-
-
-@dataclass(slots=True, eq=False)
-class Outgoing:
-    """One room. `sent`: pages of the prompt that plans have sent so far, those that decode has included."""
-
-    room: int
-    deadline: float
-    request: Request | None = None
-    peer: str = ""
-    reserve: Reserve | None = None
-    sent: int = 0
-    tickets: set[int] = field(default_factory=set)
-    tokens: dict[int, tuple[int, TokenLogprobs | None]] = field(default_factory=dict)  # by sample
-    unneeded: bool = False
-    arrived: bool = False
-    began: float = 0.0
-
-    @property
-    def sending(self) -> bool:
-        """Whether any page has been handed to the mover."""
-        return self.reserve is not None and self.sent > self.reserve.skip
+CLIENT_GONE = 499  # status of a room that nobody wants any more: no failure
 
 
 class PrefillRole:
@@ -70,7 +52,7 @@ class PrefillRole:
         self.desk = desk
         self.limits = limits
         self.rooms: dict[int, Outgoing] = {}
-        self.draining: dict[int, str] = {}  # rooms that are over while the mover may still write; the peer to tell
+        self.draining: dict[int, tuple[str, float]] = {}  # over, but the mover may still write: the peer to tell, since when
         self.dead: OrderedDict[int, tuple[float, str]] = OrderedDict()  # tombstones: until when, and why ("" = delivered)
         self.strangers = 0  # messages about rooms of somebody else
         self._tickets: dict[int, Outgoing] = {}
@@ -81,6 +63,8 @@ class PrefillRole:
         """A body with a room waits for its `Reserve`."""
         if request.room is None:
             return Phase.WAITING
+        for each in request.samples:
+            each.trail.leg = "prefill"
         number = request.room.number
         found = self.rooms.get(number)
         if number in self.draining or number in self.dead or (found is not None and found.request is not None):
@@ -89,9 +73,9 @@ class PrefillRole:
             )
             return Phase.FINISHED
         if found is None:
-            self.rooms[number] = Outgoing(number, now + self.limits.body, request, began=now)
+            self.rooms[number] = Outgoing(number, now, now + self.limits.body, request)
             return Phase.PARKED
-        found.request, found.began = request, now
+        found.request = request
         if found.unneeded:
             self._over(found, now, "")
             self.desk.finish(request, Finish("length"), 0)
@@ -100,7 +84,7 @@ class PrefillRole:
         if problem := _mismatch(found.reserve, request, self.desk.holdings.cache.page_size):
             self.desk.finish(request, Finish("abort", message=problem, status=400), 0)
             return Phase.FINISHED
-        request.read_by_peer = True
+        _promise(request, found.reserve)
         return Phase.WAITING
 
     def on_message(self, message: PeerMessage | MoverReport, peer: str, now: float) -> None:
@@ -120,7 +104,7 @@ class PrefillRole:
                 self._ticket_done(ticket, error, now)
             case Quiet(number):
                 if (waiting := self.draining.pop(number, None)) is not None:
-                    self.desk.tell(waiting, Drained(number))
+                    self.desk.tell(waiting[0], Drained(number))
             case PeerLost(lost, reason):
                 for found in [each for each in self.rooms.values() if each.peer == lost]:
                     self._fail(found, f"the decode server is gone: {reason}", 502, now, told=True)
@@ -138,7 +122,13 @@ class PrefillRole:
         reserve, final = found.reserve, end == len(request.tokens)
         assert reserve is not None
         upto, skip = (cache.pages_for(end) if final else end // cache.page_size), reserve.skip // cache.page_size
+        if not final and not self.limits.overlap:
+            return Next.DECODE
         if upto > found.sent:
+            if not found.sending:
+                found.first_sent = self.desk.now
+            request.trail.pages += upto - found.sent
+            self.desk.totals.sent_pages_total += upto - found.sent
             ticket = next(self._numbers)
             builder.sends.append(
                 Send(
@@ -147,7 +137,7 @@ class PrefillRole:
                     peer=found.peer,
                     source=table.page_table[request.slot, found.sent : upto].copy(),
                     target=reserve.pages[found.sent - skip : upto - skip],
-                    ready=max(0, start // cache.page_size - found.sent),
+                    ready=max(0, start // cache.page_size - found.sent) if self.limits.overlap else 0,
                 )
             )
             found.tickets.add(ticket)
@@ -165,11 +155,11 @@ class PrefillRole:
             return
         firsts = [found.tokens[index] for index in range(len(found.tokens))]
         wanted = tuple(each for _, each in firsts) if leader.params.logprobs else ()
-        pages = found.sent - (found.reserve.skip // self.desk.holdings.cache.page_size if found.reserve else 0)
-        share = PrefillShare(leader.cached, leader.prompt_length - leader.cached, pages, leader.queued, now - found.began - leader.queued)
+        trail = leader.trail
+        share = PrefillShare(trail.hit, trail.computed, trail.pages, trail.queued, trail.filled, now - found.first_sent)
         for each in leader.samples:
             each.move(Phase.SENDING)
-        found.arrived = True
+        found.arrived, found.sampled = True, now
         tokens = np.array([each for each, _ in firsts], dtype=np.int32)
         self.desk.tell(found.peer, Arrived(found.room, tokens, wanted, tuple(leader.handed_scores), share))
         self._maybe_done(found, now)
@@ -190,6 +180,18 @@ class PrefillRole:
         while self.dead and next(iter(self.dead.values()))[0] < now:
             self.dead.popitem(last=False)
 
+    def stages(self) -> Iterator[Stage]:
+        """See `Role`."""
+        for found in self.rooms.values():
+            yield from found.stages()
+        for room, (peer, since) in self.draining.items():
+            yield Stage(part="draining", since=since, waits_for=OWN_MOVER, room=room, peer=peer)
+
+    def queues(self) -> Queues:
+        """See `Role`."""
+        waiting = sum(found.request is not None and found.reserve is None for found in self.rooms.values())
+        return Queues(prefill_prealloc=waiting, prefill_inflight=sum(found.arrived for found in self.rooms.values()))
+
     # ---- inner ----------------------------------------------------------------------------------------------------------------
 
     def _outgoing(self, request: Request) -> Outgoing | None:
@@ -209,7 +211,7 @@ class PrefillRole:
         if found is None:
             if number in self.dead:
                 return None
-            found = self.rooms[number] = Outgoing(number, now + self.limits.body)
+            found = self.rooms[number] = Outgoing(number, now, now + self.limits.body)
         if found.peer in ("", peer):
             found.peer = peer
             return found
@@ -234,7 +236,8 @@ class PrefillRole:
         if problem := _mismatch(message, request, self.desk.holdings.cache.page_size):
             self._fail(found, problem, 400, now, told=False)
             return
-        request.read_by_peer = True
+        _promise(request, message)
+        request.trail.reserved = now - request.arrived
         self.desk.enqueue(request)
 
     def _not_needed(self, found: Outgoing, now: float) -> None:
@@ -258,6 +261,10 @@ class PrefillRole:
         if found.arrived and not found.tickets:
             self._over(found, now, "")
             assert found.request is not None
+            trail = found.request.trail
+            trail.transfer, trail.visible = now - found.first_sent, now - found.sampled
+            for sibling in found.request.siblings:
+                sibling.trail.follow(trail, sibling.prompt_length)
             self.desk.finish(found.request, Finish("length"), 0)
 
     def _peer_gave_up(self, number: int, peer: str, reason: str, status: int, now: float) -> None:
@@ -270,6 +277,10 @@ class PrefillRole:
 
     def _fail(self, found: Outgoing, reason: str, status: int, now: float, *, told: bool) -> None:
         """The room is over without delivery. `told`: the peer knows."""
+        if status != CLIENT_GONE:
+            totals = self.desk.totals
+            totals.transfer_failed_total += found.sending
+            totals.bootstrap_failed_total += not found.sending
         self._drop(found, reason, status, told=told)
         self._bury(found.room, now, reason)
         if found.request is not None:
@@ -280,7 +291,7 @@ class PrefillRole:
         for ticket in found.tickets:
             del self._tickets[ticket]
         if found.sending:
-            self.draining[found.room] = found.peer
+            self.draining[found.room] = found.peer, self.desk.now
             self.desk.order(CancelRoom(found.room))
         if found.peer and not told:
             self.desk.tell(found.peer, PeerAbort(found.room, reason, status))
@@ -305,6 +316,13 @@ class PrefillRole:
         if found.reserve is None:
             return f"no decode server reserved room {found.room} within {self.limits.body:g} s ({flag} of the prefill server)"
         return f"the decode server has not renewed room {found.room} in time"
+
+
+def _promise(request: Request, reserve: Reserve) -> None:
+    """From now on the pages of the request's prompt belong to the handoff as well."""
+    request.read_by_peer = True
+    for each in request.samples:
+        each.trail.skip = reserve.skip
 
 
 def _mismatch(reserve: Reserve, request: Request, page_size: int) -> str:

@@ -115,6 +115,14 @@ class PrefixCache:
         """Of those, the pages that this peer may write into."""
         return sum(len(pages) for room, pages in self._quarantine.items() if room.peer == peer)
 
+    def quarantined_in(self, room: Room) -> int:
+        """Of those, the pages of one room."""
+        return len(self._quarantine[room])
+
+    def quarantine_map(self) -> np.ndarray:
+        """Ids of the pages in quarantine, int32."""
+        return np.concatenate([*self._quarantine.values(), np.empty(0, dtype=np.int32)])
+
     def quarantine(self, room: Room, pages: np.ndarray) -> None:
         """Keep pages from everybody until `readmit`: the peer of this room may still write into them."""
         assert room not in self._quarantine

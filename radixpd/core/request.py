@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from radixpd.core.journey import Trail
 from radixpd.core.page_hash import token_bytes
 
 if TYPE_CHECKING:
@@ -119,8 +120,8 @@ class Request:
     slot: int = NO_SLOT
     lock: TreeNode | None = None
     scored: int = 0  # prompt positions below this need no log-probability (any more)
-    cached: int = -1  # prompt tokens that the first attempt found in the cache; -1 before it
-    queued: float = 0.0  # seconds from arrival to the first plan
+    since: float = 0.0  # when it came to where it is now
+    trail: Trail = field(default_factory=Trail)  # its way so far
     prefilled: bool = False  # `Prefilled` has been sent
     room: Room | None = None  # where it is handed over; None: served here from prompt to last token
     read_by_peer: bool = False  # a mover reads its pages: none is given up before the end, and it is never retracted
@@ -135,6 +136,11 @@ class Request:
     def samples(self) -> tuple[Request, ...]:
         """This request and the siblings that it still carries."""
         return (self, *self.siblings)
+
+    @property
+    def pinned(self) -> bool:
+        """A mover reads its pages, or those of the sample that it waits for: it goes on to its end in this attempt."""
+        return (self.leader or self).read_by_peer
 
     @property
     def length_limit(self) -> int:

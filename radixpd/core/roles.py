@@ -7,14 +7,16 @@ protocol. A role decides; it acts only through its `Desk`, the part of the sched
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from radixpd.core.handoff import Arrived, MoverOrder, MoverReport, PeerMessage
 from radixpd.core.holdings import Holdings
+from radixpd.core.load import Queues, Totals
 from radixpd.core.plan_builder import PlanBuilder
 from radixpd.core.request import Finish, Phase, Request
 from radixpd.core.step import TokenLogprobs
+from radixpd.core.whereabouts import Stage
 
 __all__ = ["Aggregated", "Desk", "MakeRole", "Next", "Role"]
 
@@ -30,6 +32,12 @@ class Desk(Protocol):
     """What a role may do."""
 
     holdings: Holdings
+    now: float  # of the call under way
+
+    @property
+    def totals(self) -> Totals:
+        """The scheduler's counters: a role counts its handoffs there."""
+        ...
 
     @property
     def planned_step(self) -> int:
@@ -72,7 +80,8 @@ class Desk(Protocol):
 
 
 class Role(Protocol):
-    """The scheduler asks; the role decides. A sixth and a seventh method, `on_sampled` and `on_end`, are what sending needs besides."""
+    """The scheduler asks; the role decides. Beyond five methods: `on_sampled` and `on_end` are what sending needs besides, and `stages`
+    and `queues` say how far handoffs are, to people and to metrics."""
 
     def arrive(self, request: Request, now: float) -> Phase:
         """Where a new request starts: WAITING, or PARKED until the role releases it."""
@@ -96,6 +105,14 @@ class Role(Protocol):
 
     def tick(self, now: float) -> None:
         """Time has passed: deadlines, reservations."""
+        ...
+
+    def stages(self) -> Iterable[Stage]:
+        """Every part of a handoff that something waits in."""
+        ...
+
+    def queues(self) -> Queues:
+        """How many requests wait in handoffs."""
         ...
 
 
@@ -127,3 +144,11 @@ class Aggregated:
 
     def tick(self, now: float) -> None:
         """Nothing waits for a peer."""
+
+    def stages(self) -> Iterable[Stage]:
+        """There are no handoffs."""
+        return ()
+
+    def queues(self) -> Queues:
+        """Nobody waits in one."""
+        return Queues()

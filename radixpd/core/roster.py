@@ -27,7 +27,7 @@ class Roster:
         self._decode = decode
         self._prefill = prefill
         self._accounts = accounts
-        self._role = role
+        self.role = role
 
     def enter(self, samples: list[Request]) -> None:
         """The samples of one prompt are here; sample 0 carries the others until their fork."""
@@ -38,29 +38,34 @@ class Roster:
             self.live[request.rid] = request
             request.leader = leader if request is not leader else None
 
-    def prompt_done(self, request: Request) -> None:
+    def prompt_done(self, request: Request, now: float) -> None:
         """Say so, once; a request that wants no token ends here."""
+        request.since = now
         if not request.prefilled:
             request.prefilled = True
-            self.effects.append(Prefilled(request.rid, max(request.cached, 0), request.queued))
+            trail = request.trail
+            self.effects.append(Prefilled(request.rid, trail.cached, trail.queued, trail.journey(request.prompt_length)))
         if request.length_limit == len(request.tokens):
             self.finish(request, Finish("length"), 0)
 
     def finish(self, request: Request, finish: Finish, completion: int) -> None:
         """The one way out: give everything back, then say so once for the request and each sibling it carries."""
         samples = request.samples
-        self._role.on_end(request, finish)
+        self.role.on_end(request, finish)
         if request.slot != NO_SLOT:
             self._leave(request)
         self._prefill.forget(request)
         for each in samples:
             each.move(Phase.FINISHED)
             del self.live[each.rid]
-            self.effects.append(Finished(each.rid, finish, each.prompt_length, completion, max(each.cached, 0), retractions=each.attempt))
+            journey = each.trail.journey(each.prompt_length)
+            self.effects.append(Finished(each.rid, finish, each.prompt_length, completion, each.trail.cached, each.attempt, journey))
         self._accounts.ended(len(samples), finish)
 
-    def retract(self, request: Request) -> None:
+    def retract(self, request: Request, now: float) -> None:
         """Back to the queue: its pages are needed. Full pages stay in the tree as long as nobody needs those too."""
+        assert not request.pinned, f"{request.rid}: a peer reads its pages"
+        request.since = now
         tokens = self._holdings.table.known_tokens(request.slot)
         self._accounts.retracted(request, len(tokens))
         self._leave(request)

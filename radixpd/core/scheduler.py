@@ -9,7 +9,9 @@ their epoch and dropped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from radixpd.core.decode import Decode
 from radixpd.core.effects import Effects
 from radixpd.core.handoff import Arrived, MoverOrder, MoverReport, PeerMessage, Room
 from radixpd.core.holdings import Holdings
-from radixpd.core.load import LoadSnapshot
+from radixpd.core.load import LoadSnapshot, Totals
 from radixpd.core.outcomes import Outcomes
 from radixpd.core.plan_builder import InFlight, PlanBuilder, StepStats
 from radixpd.core.prefill import Prefill
@@ -30,6 +32,7 @@ from radixpd.core.roles import Aggregated, MakeRole, Role
 from radixpd.core.roster import Roster
 from radixpd.core.slots import SlotTable
 from radixpd.core.step import StepPlan, StepResult
+from radixpd.core.whereabouts import whereabouts
 
 __all__ = ["PAUSE_MODES", "PROMPT_STEPS", "Scheduler"]
 
@@ -81,6 +84,7 @@ class Scheduler:
         self.max_running = slots
         self.max_queued = settings.max_queued_requests
         self.paused = False
+        self.now = 0.0
         self._messages: list[tuple[str, PeerMessage]] = []
         self._orders: list[MoverOrder] = []
         self._in_flight: deque[InFlight] = deque()
@@ -113,6 +117,7 @@ class Scheduler:
         room: Room | None = None,
     ) -> None:
         """Take in one prompt with `len(rids)` samples. One that can never run ends at once with status 400, one too many with 503."""
+        self._at(now)
         self._arrivals += 1
         start = params.logprobs.start if params.logprobs else -1
         samples = [
@@ -124,6 +129,7 @@ class Scheduler:
                 space=namespace if self.cache.reuse else b"private" + rids[0].encode(),
                 priority=priority,
                 arrived=now,
+                since=now,
                 order=self._arrivals,
                 sample=index,
                 scored=max(start, 1) if start >= 0 and index == 0 else len(prompt),
@@ -145,6 +151,7 @@ class Scheduler:
 
     def abort(self, rid: str, message: str, status: int, now: float = 0.0) -> None:
         """End a request wherever it is; unknown rids are ignored. Before a fork, one sample's abort ends all samples."""
+        self._at(now)
         request = self.roster.live.get(rid)
         if request is None:
             return
@@ -153,12 +160,14 @@ class Scheduler:
 
     def stop(self, rid: str, keep: int, matched: str, now: float = 0.0) -> None:
         """A stop string ended the request after `keep` output tokens."""
+        self._at(now)
         request = self.roster.live.get(rid)
         if request is not None:
             self.roster.finish(request, Finish("stop", matched=matched), keep)
 
     def receive(self, message: PeerMessage | MoverReport, peer: str = "", now: float = 0.0) -> None:
         """A peer's brain or the own mover (`peer` empty) has news."""
+        self._at(now)
         self.role.on_message(message, peer, now)
 
     def flush(self) -> bool:
@@ -174,21 +183,32 @@ class Scheduler:
         return self.accounts.running > 0 if self.paused else bool(self.roster.live)
 
     def pause(self, mode: str, now: float = 0.0) -> None:
-        """Plan nothing until `resume`. Running requests keep their pages (`in_place`), or go back to the queue (`retract`); with `abort`
-        every live request ends. Requests that arrive meanwhile wait."""
+        """Plan nothing until `resume`. Running requests keep their pages (`in_place`), or go back to the queue (`retract`; not those whose
+        pages a peer reads); with `abort` every live request ends. Requests that arrive meanwhile wait."""
         assert mode in PAUSE_MODES
+        self._at(now)
         self.paused = True
         if mode == "abort":
             for rid in list(self.roster.live):
                 self.abort(rid, "aborted by a pause", 499, now)
         elif mode == "retract":
             # Siblings that wait for their fork hold a slot too, and go with their leader.
-            for request in [r for r in self.table.requests if r is not None and r.phase is Phase.RUNNING]:
-                self.roster.retract(request)
+            for request in [r for r in self.table.requests if r is not None and r.phase is Phase.RUNNING and not r.pinned]:
+                self.roster.retract(request, now)
 
     def resume(self) -> None:
         """Plan again."""
         self.paused = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is open: no request, no step, no page that a peer may still write into."""
+        return not self.roster.live and not self._in_flight and self.cache.quarantined_pages == 0
+
+    def switch(self, role: MakeRole) -> None:
+        """Another role, with the same cache. Only once settled."""
+        assert self.is_settled
+        self.role = self.prefill.role = self.roster.role = self._outcomes.role = role(self)
 
     # ---- steps ----------------------------------------------------------------------------------------------------------------
 
@@ -201,12 +221,13 @@ class Scheduler:
         """The next step, or None: nothing to do, or enough in flight."""
         if len(self._in_flight) > self.depth:
             return None
+        self._at(now)
         self.role.tick(now)
         if self.paused:
             return None
         builder = PlanBuilder()
         self._fill(builder, now, seed)
-        self._outcomes.land(builder)
+        self._outcomes.land(builder, now)
         self._bound_queue()
         if builder.empty:
             return None
@@ -220,12 +241,13 @@ class Scheduler:
     def _fill(self, builder: PlanBuilder, now: float, seed: int) -> None:
         """Prompts first, as time to first token demands; but running requests get a step at least after every `PROMPT_STEPS`."""
         decode_first = self.mixed or self._prompt_steps >= PROMPT_STEPS
+        retract = partial(self.roster.retract, now=now)
         if decode_first:
-            self.decode.plan(builder, self.roster.retract, self.prefill.filling)
+            self.decode.plan(builder, retract, self.prefill.filling)
         if self.mixed or builder.empty:
             self.prefill.plan(builder, now, seed)
         if not decode_first and builder.empty:
-            self.decode.plan(builder, self.roster.retract, self.prefill.filling)
+            self.decode.plan(builder, retract, self.prefill.filling)
 
     def _bound_queue(self) -> None:
         """After a look at the whole queue: turn away the newest of those who came on the credit of a free slot and found no pages."""
@@ -243,6 +265,7 @@ class Scheduler:
 
     def apply(self, result: StepResult, now: float = 0.0) -> None:
         """Take in what the oldest step in flight produced."""
+        self._at(now)
         record = self._in_flight.popleft()
         assert record.step == result.step, f"result of step {result.step}, expected {record.step}"
         self._outcomes.apply(record, result, now)
@@ -274,7 +297,16 @@ class Scheduler:
             return f"prompt and max_new_tokens make {request.length_limit} tokens, over the KV pool of {size} (--max-total-tokens)"
         return ""
 
+    def _at(self, now: float) -> None:
+        # A request's arrival may lie before what has been seen since.
+        self.now = max(self.now, now)
+
     # ---- what the role may do (`roles.Desk`) -----------------------------------------------------------------------------------
+
+    @property
+    def totals(self) -> Totals:
+        """See `Desk`."""
+        return self.accounts.totals
 
     @property
     def planned_step(self) -> int:
@@ -297,6 +329,7 @@ class Scheduler:
 
     def enqueue(self, request: Request) -> None:
         """See `Desk`."""
+        request.since = self.now
         request.move(Phase.WAITING)
         self.prefill.enqueue(request)
 
@@ -325,9 +358,14 @@ class Scheduler:
 
     def load(self) -> LoadSnapshot:
         """How busy the server is now."""
-        return self.accounts.load(self.roster.live.values(), steps=self._steps, new_token_ratio=self.ratio.value, paused=self.paused)
+        return self.accounts.load(
+            self.roster.live.values(), self.role.queues(), steps=self._steps, new_token_ratio=self.ratio.value, paused=self.paused
+        )
 
-    def state(self) -> dict[str, object]:
-        """Where every request is, for people."""
-        requests = [self.accounts.whereabouts(request) for request in self.roster.live.values()]
-        return {"in_flight": self.in_flight, "requests": requests}
+    def state(self, now: float, rids: Collection[str] | None = None) -> dict[str, object]:
+        """Where every request is, for people: all of them, and what rooms there are without one, or only the requests `rids`."""
+        live = self.roster.live
+        requests = list(live.values()) if rids is None else [live[rid] for rid in rids if rid in live]
+        filling = (*self.prefill.filling, *self.prefill.settling)
+        found = whereabouts(requests, self.role.stages(), self.table, filling=filling, now=now, paused=self.paused)
+        return {"in_flight": self.in_flight, "requests": [asdict(each) for each in found if rids is None or each.rid is not None]}

@@ -41,7 +41,7 @@ class Controls:
             self._scheduler.pause(PAUSES[order.action], now)
             self._pauses.append(order.id)
         else:
-            self._to_api.send(self._answer(order))
+            self._to_api.send(self._answer(order, now))
 
     def answer_flushes(self) -> None:
         """A flush waits for steps in flight of requests that have ended (a client may flush right after an answer), never for a request."""
@@ -62,10 +62,10 @@ class Controls:
                 self._to_api.send(Reply(number, {}))
             self._pauses.clear()
 
-    def _answer(self, order: Control) -> Reply:
+    def _answer(self, order: Control, now: float) -> Reply:
         number, action = order.id, order.action
         if action == "state":
-            return Reply(number, self._scheduler.state())
+            return Reply(number, self._scheduler.state(now, order.args.get("rids")))
         if action == "cache_tree":
             view = cache_view(self._scheduler.cache, self._scheduler.table)
             return Reply(number, msgspec.to_builtins(view, builtin_types=(bytes,)))

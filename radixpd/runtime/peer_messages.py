@@ -160,6 +160,7 @@ class _Share(msgspec.Struct, array_like=True, frozen=True):
     pages: Count
     queued: Seconds
     seconds: Seconds
+    sending: Seconds
 
 
 class _Arrived(msgspec.Struct, tag="Arrived", array_like=True, frozen=True):
@@ -225,7 +226,7 @@ def _to_wire(message: PeerMessage | Offer) -> _Body:
                 _raw(tokens, "<i4"),
                 [None if each is None else _logprobs_to_wire(each) for each in logprobs],
                 [_scores_to_wire(each) for each in scores],
-                _Share(share.hit, share.computed, share.pages, _seconds(share.queued), _seconds(share.seconds)),
+                _Share(share.hit, share.computed, share.pages, _seconds(share.queued), _seconds(share.seconds), _seconds(share.sending)),
             )
         case Drained(room):
             return _Drained(room)
@@ -250,7 +251,7 @@ def _from_wire(body: _Body) -> PeerMessage | Offer:
                 _ids(body.tokens),
                 tuple(None if each is None else _logprobs_from_wire(each) for each in body.logprobs),
                 tuple(_scores_from_wire(each) for each in body.scores),
-                PrefillShare(share.hit, share.computed, share.pages, share.queued, share.seconds),
+                PrefillShare(share.hit, share.computed, share.pages, share.queued, share.seconds, share.sending),
             )
         case _Drained():
             return Drained(body.room)

@@ -2,8 +2,8 @@
 
 Pages travel when the mover gets to it, read at that moment, so a page that prefill gave up too early, or that decode handed out while a
 writer was still at it, shows up as a wrong token. At the end every request has ended once on each side, decode's with the tokens it would
-get alone, and both pools are whole. With a codec the pages change on their way: then whoever reads one of them without having asked for
-it gets a wrong token.
+get alone and with a journey in which each token of its prompt counts once, and both pools are whole. With a codec the pages change on
+their way: then whoever reads one of them without having asked for it gets a wrong token.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from radixpd.core.handoff import (
     PeerLost,
     PeerMessage,
     Quiet,
+    Reserve,
     Room,
     TicketDone,
 )  # fmt: skip
+from radixpd.core.journey import Journey
 from radixpd.core.page_hash import lossy
 from radixpd.core.prefill_role import PrefillRole
 from radixpd.core.request import LogprobParams, SamplingParams
@@ -41,6 +43,13 @@ from radixpd.core.step import Send, StepPlan
 
 P = "prefill:1"
 D = "decode:1"
+PARTS = {
+    "parked": {"awaiting_reserve", "reserving", "reserved", "receiving", "arrived", "landed", "landing", "fork"},
+    "waiting": {"queued", "fork"},
+    "running": {"prefill", "decode", "fork"},
+    "sending": {"sending"},
+    None: {"awaiting_body", "draining", "quarantine"},
+}
 LIMITS = HandoffLimits(body=3.0, lease=2.0, renew=0.5, reserve=6.0, transfer=4.0, tombstone=5.0, local_tokens=4, peer_tokens=200)
 
 
@@ -92,6 +101,9 @@ class Pair:
     to_d: deque[PeerMessage] = field(default_factory=deque)
     prompts: list[np.ndarray] = field(default_factory=list)
     rooms: int = 0
+    asked: dict[int, Reserve] = field(default_factory=dict)  # by room
+    arrived: dict[int, int] = field(default_factory=dict)  # pages of rooms that have landed
+    looks: int = 0
     landed: int = 0
     pages_sent: int = 0
     paused: bool = False
@@ -180,12 +192,13 @@ class Pair:
         self.d.runner.kv[send.target[at]] = self.p.runner.kv[send.source[at]] ^ np.uint64(self.codec != "none")
         self.pages_sent += 1
         left = self.expected.get(send.room)
-        if left is not None:
+        if left is not None and send.room not in self.cancelled:  # what its mover does after a cancellation does not count
             left.discard(int(send.target[at]))
             if not left:
                 del self.expected[send.room]
                 self.landed += 1
-                self.d.scheduler.receive(Landed(send.room, exact=self.codec == "none"), "", self.now)
+                pages = self.arrived[send.room] = len(self.asked[send.room].pages)
+                self.d.scheduler.receive(Landed(send.room, 100 * pages, 60 * pages, exact=self.codec == "none"), "", self.now)
         if not write.left:
             self.writes.remove(write)
             self.p.scheduler.receive(TicketDone(send.ticket), "", self.now)
@@ -238,6 +251,7 @@ class Pair:
         for side, outbox in ((self.p, self.to_d), (self.d, self.to_p)):
             side._collect()
             outbox.extend(message for _, message in side.peer)
+            self.asked |= {message.room: message for _, message in side.peer if isinstance(message, Reserve)}
             side.peer.clear()
             for order in side.orders:
                 match order:
@@ -252,6 +266,30 @@ class Pair:
                 self.writes.append(Write(send, self.p.scheduler._steps, list(range(len(send.source)))))
             side.planned.clear()
             side.check()
+        self.looks += 1
+        if self.looks % 7 == 0:
+            for side in (self.p, self.d):
+                self.check_state(side)
+
+    def check_state(self, side: Side) -> None:
+        """Everybody is somewhere, and the numbers of people and of metrics are the same."""
+        scheduler = side.scheduler
+        entries = scheduler.state(self.now)["requests"]
+        assert sorted(each["rid"] for each in entries if each["rid"] is not None) == sorted(scheduler.requests)
+        assert all(each["waits_for"] and each["since"] >= 0 for each in entries)
+        for each in entries:
+            assert each["part"] in PARTS[each["phase"]], each
+            assert (each["slot"] is not None) <= (each["pages"] > 0)
+            if each["room"] is not None and side is self.d:
+                assert each["peer"] == P
+        load = scheduler.load()
+        assert load.free_pages + load.tree_pages + load.request_pages + load.quarantine_pages == side.pages
+        assert load.quarantine_pages == sum(each["pages"] for each in entries if each["part"] == "quarantine")
+        parts = [each["part"] for each in entries]
+        assert load.prefill_prealloc == parts.count("awaiting_reserve")
+        assert load.decode_prealloc == parts.count("reserving")
+        assert load.decode_transfer == sum(map(parts.count, ("reserved", "receiving", "arrived", "landed")))
+        assert load.prefill_inflight == len({each["room"] for each in entries if each["part"] == "sending"})
 
     def finish(self) -> None:
         """Until both sides are idle; time passes when nothing else does."""
@@ -278,6 +316,7 @@ class Pair:
 
     def check_end(self) -> None:
         for side in (self.p, self.d):
+            self.check_journeys(side)
             assert not side.scheduler.role.rooms
             assert side.scheduler.cache.quarantined_pages == 0
         assert not self.p.scheduler.role.draining
@@ -288,6 +327,42 @@ class Pair:
             assert (load.running, load.waiting, load.parked, load.locked_pages) == (0, 0, 0, 0)
             assert side.scheduler.flush()
             assert side.scheduler.load().free_pages == side.pages
+
+    def check_journeys(self, side: Side) -> None:
+        """Each token of a prompt counts once; both legs tell the same story."""
+        page = side.scheduler.cache.page_size
+        for rid, asked in side.asked.items():
+            end, journey = asked.ends[0], asked.ends[0].journey
+            room = int(rid[1:].split("-")[0])
+            parts = origins(journey)
+            assert min(parts) >= 0
+            assert journey.prompt_tokens == len(asked.prompt)
+            assert sum(parts) <= len(asked.prompt)
+            assert min(journey.queue_ms, journey.reserve_ms, journey.prefill_ms, journey.visible_transfer_ms) >= 0
+            assert journey.transfer_ms >= journey.visible_transfer_ms
+            if asked.prefilled:
+                assert sum(parts) == len(asked.prompt), "a token of the prompt has two origins, or none"
+            if end.retractions == 0:
+                assert journey.recomputed_tokens == 0
+            if side is self.p and journey.leg:
+                assert journey.local_computed_tokens == 0
+                continue
+            assert end.cached == journey.decode_hit_tokens + journey.prefill_hit_tokens <= len(asked.prompt)
+            brought = journey.prefill_computed_tokens > 0
+            assert not (brought and journey.fallback)
+            if brought and asked.sample == 0:
+                assert journey.decode_hit_tokens == self.asked[room].skip
+                assert journey.pages_sent == self.arrived[room] == -(-len(asked.prompt) // page) - self.asked[room].skip // page
+                assert (journey.bytes_raw, journey.bytes_wire) == (100 * journey.pages_sent, 60 * journey.pages_sent)
+                other = self.p.asked.get(rid)
+                if other is not None and other.prefilled:
+                    assert origins(other.ends[0].journey) == parts
+
+
+def origins(journey: Journey) -> tuple[int, int, int, int]:
+    return (
+        journey.decode_hit_tokens, journey.prefill_hit_tokens, journey.prefill_computed_tokens, journey.local_computed_tokens,
+    )  # fmt: skip
 
 
 cases = st.fixed_dictionaries(

@@ -11,6 +11,7 @@ import pytest_asyncio
 from fake_engine import FakeEngine
 
 from radixpd.core.effects import Finished, TokensOut
+from radixpd.core.journey import Journey
 from radixpd.core.request import Finish, SamplingParams
 from radixpd.errors import BadRequest, EngineFailed, Overloaded
 from radixpd.runtime.client import Client
@@ -79,9 +80,9 @@ async def test_a_flood_of_messages_is_drained_whole(pair) -> None:
     (output,) = submit(client, "r")
     for index in range(5000):
         engine._sender.send(Batch(tokens=(TokensOut(("r", "stranger"), np.array([index, 1], dtype=np.int32)),)))
-    engine._sender.send(
-        Batch(finished=(Finished("r", Finish("length"), 3, 5000, 0, 0), Finished("stranger", Finish("length"), 1, 1, 0, 0)))
-    )
+    journey = Journey(prompt_tokens=3)
+    ends = (Finished("r", Finish("length"), 3, 5000, 0, 0, journey), Finished("stranger", Finish("length"), 1, 1, 0, 0, journey))
+    engine._sender.send(Batch(finished=ends))
     await asyncio.wait_for(client.idle(), 10)
     assert output.ids == list(range(5000))
 

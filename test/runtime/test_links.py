@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import zmq
 
-from radixpd.core.effects import Finished, TokensOut
+from radixpd.core.effects import Finished, Prefilled, TokensOut
 from radixpd.core.handoff import Room
+from radixpd.core.journey import Journey
 from radixpd.core.request import Finish, LogprobParams, SamplingParams
 from radixpd.core.step import PromptScores, Score, SlotBegin, StepPlan, StepResult, TokenLogprobs, no_ids
 from radixpd.runtime.links import ARRAY, Addresses, Receiver, Sender, decoder, encode
@@ -107,9 +108,11 @@ def test_a_result_with_logprobs_crosses_unchanged() -> None:
 
 
 def test_effects_cross_unchanged() -> None:
-    end = Finished("a", Finish("stop", matched="\n"), 3, 2, 0, 0)
-    got = decoder(FromScheduler).decode(encode(Batch(tokens=(TokensOut(("a",), ids(5)),), finished=(end,))))
-    assert got.finished == (end,)
+    journey = Journey(prompt_tokens=3, decode_hit_tokens=1, local_computed_tokens=2, queue_ms=0.25, fallback="gone", leg="decode")
+    end = Finished("a", Finish("stop", matched="\n"), 3, 2, 0, 0, journey)
+    start = Prefilled("a", 1, 0.5, journey)
+    got = decoder(FromScheduler).decode(encode(Batch(prefilled=(start,), tokens=(TokensOut(("a",), ids(5)),), finished=(end,))))
+    assert (got.prefilled, got.finished) == ((start,), (end,))
     assert got.tokens[0].ids.tolist() == [5]
 
 

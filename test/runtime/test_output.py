@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixpd.core.effects import Finished, Prefilled
+from radixpd.core.journey import Journey
 from radixpd.core.request import Finish
 from radixpd.core.step import TokenLogprobs
 from radixpd.errors import BadRequest, EngineFailed, Overloaded
@@ -56,7 +57,7 @@ def receive(output, tokenizer, text):
 
 
 def ended(kind, completion, matched=None, status=200):
-    return Finished("r", Finish(kind, matched=matched, message="why", status=status), 1, completion, 5, 0)
+    return Finished("r", Finish(kind, matched=matched, message="why", status=status), 1, completion, 5, 0, Journey(prompt_tokens=1))
 
 
 def test_a_match_tells_the_brain_and_ends_the_output_at_once(tokenizer) -> None:
@@ -105,7 +106,7 @@ def test_the_end_token_is_not_text(tokenizer) -> None:
 @pytest.mark.parametrize(("status", "error"), [(400, BadRequest), (503, Overloaded), (500, EngineFailed), (499, None)])
 def test_an_abort_becomes_the_error_of_its_status(tokenizer, status, error) -> None:
     output, _ = make(tokenizer)
-    output.start(Prefilled("r", 3, 0.0))
+    output.start(Prefilled("r", 3, 0.0, Journey(prompt_tokens=1)))
     output.end(ended("abort", 0, status=status))
     output.settle()
     found = output.error()
