@@ -40,7 +40,7 @@ TORCH_PROCESSES = (
 )
 FOR_SERVER = (
     "caller", "client", "messages", "metrics", "output", "admission", "defaults", "tokenizer_manager", "child", "off_loop", "request_log",
-    "crash_dump", "orders", "watchdog",
+    "crash_dump", "disaggregation", "orders", "watchdog",
 )  # fmt: skip
 TORCH_SIDE = (
     "torch",
@@ -66,7 +66,7 @@ ROWS = (
     Row(("attention",), internal=(*CORE_TYPES, "kernels"), external=("torch", "flashinfer")),
     Row(("models",), internal=(*CORE_TYPES, "kernels"), external=("torch", "safetensors", "gguf")),
     Row(("grammar",), internal=(*CORE_TYPES, "kernels"), external=("torch", "xgrammar", "llguidance")),
-    Row(("kv",), internal=("core", "kernels"), external=("torch", "zmq")),
+    Row(("kv",), internal=("core", "kernels"), external=("torch", "zmq", "mooncake")),
     Row(("engine",), internal=("attention", "models", "grammar", "kv", "kernels", "core", "config"), external=("torch",)),
     Row(
         TORCH_PROCESSES,
@@ -213,6 +213,19 @@ def test_a_violation_is_caught(module: str, source: str) -> None:
 )
 def test_what_the_table_allows_passes(module: str, source: str) -> None:
     assert violations(module, source) == []
+
+
+def frontend_violations(source: str) -> list[str]:
+    """What a module of `python_frontend/` imports besides itself, the standard library and aiohttp."""
+    allowed = (*sys.stdlib_module_names, "radixpd_lang", "aiohttp")
+    return [name for name in sorted(imports("", source)) if not under(name, tuple(allowed))]
+
+
+def test_the_frontend_stands_alone() -> None:
+    files = sorted((ROOT / "python_frontend").rglob("*.py"))
+    assert len(files) > 10
+    assert {path.name: bad for path in files if (bad := frontend_violations(path.read_text(encoding="utf-8")))} == {}
+    assert frontend_violations("def late():\n    from radixpd.errors import BadRequest\n    import torch") != []
 
 
 def test_processes_without_torch_load_none() -> None:
