@@ -1,34 +1,48 @@
 """The scheduler's answers to what is asked of it beside requests: the `Control` messages, each answered by one `Reply`.
 
-Most are answered at once. A flush and a pause wait for steps in flight, the runner's own go through to it. Invariant: a client that has
-its answer finds what it ordered in the next `Load` that the API process reads. Called by the scheduler's loop.
+Most are answered at once. A flush and a pause wait for steps in flight, a change of role for peers too; the runner's own go through to it.
+Invariant: a client that has its answer finds what it ordered in the next `Load` that the API process reads. Called by the scheduler's loop.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 import msgspec
 
+from radixpd.core.roles import MakeRole
 from radixpd.core.scheduler import PAUSE_MODES, Scheduler
 from radixpd.core.tree_view import cache_view
+from radixpd.errors import ConfigError
+from radixpd.runtime.exchange import Ties
 from radixpd.runtime.links import Sender
 from radixpd.runtime.messages import Control, Load, Reply
 from radixpd.runtime.orders import ORDERS, obey
 
 __all__ = ["Controls"]
 
+logger = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 20.0  # that a change of role waits for peers
 PAUSES = {f"pause_{mode}": mode for mode in PAUSE_MODES}
 
 
 class Controls:
     """What is asked and has no answer yet. `ready`: the runner is, and the API process reads loads."""
 
-    def __init__(self, scheduler: Scheduler, *, to_api: Sender, to_runner: Sender) -> None:
+    def __init__(
+        self, scheduler: Scheduler, *, to_api: Sender, to_runner: Sender, ties: Ties, make_role: Callable[[str], MakeRole]
+    ) -> None:
         self.ready = False
         self._scheduler = scheduler
         self._to_api = to_api
         self._to_runner = to_runner
+        self._ties = ties
+        self._make_role = make_role
         self._flushes: list[int] = []
         self._pauses: list[int] = []
+        self._switches: list[tuple[float, Control]] = []
 
     def take(self, order: Control, now: float) -> None:
         """Answer it, or keep it until it can be answered."""
@@ -37,6 +51,8 @@ class Controls:
         elif order.action == "flush_cache":
             self._flushes.append(order.id)
             self.answer_flushes()
+        elif order.action == "switch_role":
+            self._switches.append((now, order))
         elif order.action in PAUSES:
             self._scheduler.pause(PAUSES[order.action], now)
             self._pauses.append(order.id)
@@ -61,6 +77,25 @@ class Controls:
             for number in self._pauses:
                 self._to_api.send(Reply(number, {}))
             self._pauses.clear()
+
+    def answer_switches(self, now: float) -> None:
+        """Once no request is open and no page is left that a peer may write into."""
+        settled = self._scheduler.is_settled
+        for asked, order in self._switches.copy():
+            if settled or now - asked > SETTLE_SECONDS:
+                self._switches.remove((asked, order))
+                error = self._switch(str(order.args["role"])) if settled else "a peer may still write into pages of this server"
+                self._to_api.send(Reply(order.id, {}, error))
+
+    def _switch(self, role: str) -> str:
+        """What went wrong, if anything."""
+        try:
+            self._ties.switch(role)
+        except ConfigError as error:
+            return str(error)
+        self._scheduler.switch(self._make_role(role))
+        logger.info("this is a %s server from now on", role)
+        return ""
 
     def _answer(self, order: Control, now: float) -> Reply:
         number, action = order.id, order.action

@@ -57,7 +57,7 @@ class Control(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A question or order outside the request stream, answered by one `Reply` with the same `id`.
 
     Actions: `flush_cache`, `state` (counters, page owners, waiting and running requests), `cache_tree` (a `core.tree_view.CacheView`),
-    `pause_abort`, `pause_retract`, `pause_in_place` (answered when no step is in flight), `continue`.
+    `pause_abort`, `pause_retract`, `pause_in_place` (answered when no step is in flight), `continue`, `switch_role` (when nothing is open).
     """
 
     id: int

@@ -104,7 +104,13 @@ class Loop:
         self._seed = resolved.seed
         self._watchdog = resolved.settings.server.watchdog_timeout
         self._log = StepLog(resolved.settings.scheduler.decode_log_interval)
-        self._controls = Controls(scheduler, to_api=links.to_api, to_runner=links.to_runner)
+        self._controls = Controls(
+            scheduler,
+            to_api=links.to_api,
+            to_runner=links.to_runner,
+            ties=self._ties,
+            make_role=partial(make_role, resolved=resolved),
+        )
         self._ready = False
         self._stopping = False
         self._plans = 0
@@ -139,6 +145,7 @@ class Loop:
         moved |= self._plan(now)
         self._hand_out(now)
         self._controls.answer_pauses()
+        self._controls.answer_switches(now)
         self._load_stale |= moved
         self._send_load(now)
         self._check_watchdog(now)

@@ -1,6 +1,7 @@
 """What every route handler needs, in one object that the aiohttp application carries.
 
-Built once by the API process's main (or by a test); handlers get it with `service_of`. It holds no state of its own.
+Built once by the API process's main (or by a test); handlers get it with `service_of`. It holds no state of its own: `resolved` changes
+when the server changes its role, and at no other time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from radixpd.runtime.tokenizer_manager import TokenizerManager
 __all__ = ["SERVICE", "Service", "service_of"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Service:
     """The parts of one API process."""
 

@@ -50,6 +50,13 @@ class Paused(TypedDict):
     success: Literal[True]
 
 
+class Switched(TypedDict):
+    """The role that the server has now, and the one that it had."""
+
+    role: Literal["prefill", "decode"]
+    before: Literal["prefill", "decode"]
+
+
 class Continued(TypedDict):
     """Requests run again."""
 
