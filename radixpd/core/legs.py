@@ -18,7 +18,7 @@ __all__ = ["Incoming", "Outgoing"]
 
 @dataclass(slots=True, eq=False)
 class Outgoing:
-    """One room of a prefill server, known `since`. `sent`: pages of the prompt that plans have sent so far, or that decode has anyway."""
+    """One room of a prefill server, known `since`. Decode has the first `had` pages of the prompt; plans have sent those up to `sent`."""
 
     room: int
     since: float
@@ -26,6 +26,7 @@ class Outgoing:
     request: Request | None = None
     peer: str = ""
     reserve: Reserve | None = None
+    had: int = 0
     sent: int = 0
     tickets: set[int] = field(default_factory=set)
     tokens: dict[int, tuple[int, TokenLogprobs | None]] = field(default_factory=dict)  # by sample
@@ -37,7 +38,7 @@ class Outgoing:
     @property
     def sending(self) -> bool:
         """Whether any page has been handed to the mover."""
-        return self.reserve is not None and self.sent > self.reserve.skip
+        return self.sent > self.had
 
     def stages(self) -> Iterator[Stage]:
         """Where it stands: once for the room, but for each sample once they are done here."""

@@ -121,7 +121,7 @@ class PrefillRole:
         cache, table = self.desk.holdings.cache, self.desk.holdings.table
         reserve, final = found.reserve, end == len(request.tokens)
         assert reserve is not None
-        upto, skip = (cache.pages_for(end) if final else end // cache.page_size), reserve.skip // cache.page_size
+        upto = cache.pages_for(end) if final else end // cache.page_size
         if not final and not self.limits.overlap:
             return Next.DECODE
         if upto > found.sent:
@@ -136,7 +136,7 @@ class PrefillRole:
                     room=found.room,
                     peer=found.peer,
                     source=table.page_table[request.slot, found.sent : upto].copy(),
-                    target=reserve.pages[found.sent - skip : upto - skip],
+                    target=reserve.pages[found.sent - found.had : upto - found.had],
                     ready=max(0, start // cache.page_size - found.sent) if self.limits.overlap else 0,
                 )
             )
@@ -228,7 +228,7 @@ class PrefillRole:
             self.desk.tell(peer, PeerAbort(number, f"room {number} is in use"))
             return
         found.reserve, found.deadline = message, now + message.seconds
-        found.sent = message.skip // self.desk.holdings.cache.page_size
+        found.had = found.sent = message.skip // self.desk.holdings.cache.page_size
         request = found.request
         if request is None:
             found.deadline = now + self.limits.body

@@ -249,6 +249,24 @@ def test_prefill_says_drained_only_after_its_mover() -> None:
     assert said(world.p) == [Drained(1)]
 
 
+def test_pd_02_a_send_behind_a_prefix_that_decode_has_is_a_send() -> None:
+    """Nobody is told that all is quiet before it is, however few pages have been sent."""
+    world = pair()
+    ask(world.p, Room(1))
+    p = world.p.scheduler
+    p.receive(Reserve(1, 21, 16, np.arange(1, dtype=np.int32), 2.0), "d", 0.0)
+    step(world.p)
+    assert len(step(world.p)) == 1
+    said(world.p)
+    p.plan(3.0, 0)
+    assert said(world.p) == [], "a room that is being sent has no deadline here"
+    p.receive(PeerAbort(1, "client gone", 499), "d", 3.0)
+    assert said(world.p) == []
+    assert ordered(world.p) == [CancelRoom(1)]
+    p.receive(Quiet(1), "", 3.0)
+    assert said(world.p) == [Drained(1)]
+
+
 def test_a_failed_ticket_tells_the_peer_and_ends_the_leg() -> None:
     world = pair()
     message = reserved(world)
