@@ -7,21 +7,42 @@ import sys
 import threading
 import time
 from dataclasses import asdict
+from functools import cache
+from selectors import DefaultSelector
 
 import numpy as np
+import pytest
 import torch
 
 from radixpd.core.handoff import ExpectRoom, Landed
 from radixpd.core.step import Send
+from radixpd.errors import ConfigError
+from radixpd.kv.arrivals import Arrivals
 from radixpd.kv.layout import KVLayout
 from radixpd.kv.mover import Mover, MoverOptions
 from radixpd.kv.pool import Pool
-from radixpd.kv.transport import Endpoint, TransportOptions
+from radixpd.kv.transport import Endpoint, Ground, TransportOptions, create
 
 TOKEN = b"0123456789abcdef-a-token"
 LAYOUT = KVLayout(layers=4, kv_heads=2, head_dim=8, page_size=16, dtype="float32")
 P, D = "prefill:1", "decode:1"
 PATIENCE = 20.0
+
+
+@cache
+def why_missing(backend):
+    """Why a transport cannot be had here; empty if it can."""
+    try:
+        create(backend, Ground(DefaultSelector(), Arrivals(1, 1), {}))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def need(backend):
+    """Skip the test where the transport's package, or a library that it needs, is not installed."""
+    if reason := why_missing(backend):
+        pytest.skip(reason)
 
 
 def ids(*values):
@@ -90,6 +111,11 @@ class Side:
     def transport(self):
         (transport,) = self.mover._transports.values()
         return transport
+
+    @property
+    def reception(self):
+        """Who is connected here."""
+        return getattr(self.transport, "_talk", self.transport)._reception
 
     def page(self, layer, page):
         return self.pool.layers[layer][page].view(torch.uint8)

@@ -12,19 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from kv.moving import LAYOUT, TOKEN, D, P, Pair, Side, ids, send, until
+from kv.moving import LAYOUT, TOKEN, D, P, Pair, Side, ids, need, send, until
 
 from radixpd.core.handoff import CancelRoom, ExpectRoom, Failure, Landed, PeerLost, Quiet, TicketDone
 from radixpd.kv.layout import KVLayout
 from radixpd.kv.outbox import Job, Lane, Piece
 from radixpd.kv.transport import Endpoint
 
-BACKENDS = ("shm", "tcp")
+BACKENDS = ("shm", "tcp", "mooncake", "nixl")
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(params=BACKENDS)
 def backend(request):
+    need(request.param)
     return request.param
 
 
@@ -238,7 +239,7 @@ def test_a_receiver_that_forgets_in_mid_transfer_refuses_the_rest(pair):
 
 def test_frames_may_be_faster_than_the_brains_word(pair):
     pair.p.mover.begin([send(range(4), range(4))])
-    until(lambda: any(guest.waits_for == 7 for guest in list(pair.d.transport._reception.guests)), "a frame that waits")
+    until(lambda: any(guest.waits_for == 7 for guest in list(pair.d.reception.guests)), "a frame that waits")
     pair.expect(*range(4))
     pair.d.reports.wait(Landed(7))
     assert pair.same(range(4), range(4))
@@ -334,7 +335,7 @@ def test_pd_17_idle_connections_that_were_closed_are_opened_again(pair):
     pair.p.mover.begin([send([1], [1])])
     pair.d.reports.wait(Landed(7))
     for round_ in range(3):
-        pair.d.do(lambda: pair.d.transport._reception.dismiss(P, "idle too long"))
+        pair.d.do(lambda: pair.d.reception.dismiss(P, "idle too long"))
         pair.expect(1, room=8 + round_)
         pair.p.mover.begin([send([2], [1], ticket=8 + round_, room=8 + round_)])
         pair.d.reports.wait(Landed(8 + round_))
