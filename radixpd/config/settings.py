@@ -127,7 +127,9 @@ class DisaggregationSettings:
     )
     disaggregation_link_gbps: float = flag(0.0, "pace transfers to so many gigabits a second; 0 = as fast as it goes", low=0, high=10**5)
     disaggregation_transfer_dtype: str = flag(
-        "none", "compress KV on the wire: none, fp8_e4m3, int8, int4, or auto:int8,int4 to pick among some by the measured link"
+        "none",
+        "compress KV on the wire (the same on both servers; goes over tcp): none, fp8_e4m3, int8, int4, or auto:int8,int4 to pick among "
+        "some by the measured link",
     )
     disaggregation_local_prefill_tokens: int | None = flag(
         None, "a decode server computes an uncached rest of at most so many prompt tokens itself; default: one page", low=0, high=2**24

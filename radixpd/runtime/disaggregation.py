@@ -68,6 +68,7 @@ def limits_of_handoffs(resolved: Resolved) -> HandoffLimits:
         transfer=settings.disaggregation_transfer_timeout,
         local_tokens=resolved.page_size if local is None else local,
         fallback=settings.disaggregation_fallback == "local",
+        codec=settings.disaggregation_transfer_dtype,
         overlap=not settings.disaggregation_disable_overlap,
     )
 

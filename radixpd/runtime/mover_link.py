@@ -16,6 +16,7 @@ import zmq
 
 from radixpd.config.resolve import Resolved
 from radixpd.core.handoff import MoverReport
+from radixpd.kv.codec_choice import carriers
 from radixpd.kv.mover import Mover, MoverOptions
 from radixpd.kv.pool import Pool
 from radixpd.kv.transport import Endpoint, TransportOptions
@@ -33,11 +34,12 @@ logger = logging.getLogger(__name__)
 def mover_options(resolved: Resolved, folder: str) -> MoverOptions:
     """What the flags say. `folder`: a private one."""
     settings, server = resolved.settings.disaggregation, resolved.settings.server
-    backend = settings.disaggregation_transfer_backend
+    codec = settings.disaggregation_transfer_dtype
     return MoverOptions(
-        backends=("shm", "tcp") if backend == "auto" else (backend,),
+        backends=carriers(settings.disaggregation_transfer_backend, codec),
         link_gbps=settings.disaggregation_link_gbps,
         transport=TransportOptions(host=server.host, advertise=reachable_host(resolved), folder=folder),
+        codec=codec,
     )
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from radixpd.config.resolve import Resolved, read_machine_facts, read_model_facts, resolve, to_json
 from radixpd.config.settings import ObserveSettings, Settings
 from radixpd.errors import ConfigError
+from radixpd.kv.codec_choice import carriers
 from radixpd.models.spec import ModelSpec
 from radixpd.runtime.child import Launch, name_process
 from radixpd.runtime.defaults import defaults_of
@@ -162,6 +163,8 @@ def _check_model(directory: Path, given: str) -> None:
 
 def decide(settings: Settings) -> Resolved:
     """Look at the model and the machine, and replace every "decide for me" of the settings."""
+    peers = settings.disaggregation
+    carriers(peers.disaggregation_transfer_backend, peers.disaggregation_transfer_dtype)  # refuses what does not go together
     files = prepare_in_child(settings.model)
     _check_model(Path(files.directory), settings.model.model_path)
     secret = load_secret(settings.disaggregation.disaggregation_secret_file or "", os.environ)
