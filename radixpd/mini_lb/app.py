@@ -1,0 +1,114 @@
+"""The load balancer's application: routes, who may call them, how errors are answered.
+
+Invariants: every answer that is not 2xx has the servers' JSON error shape; with keys set every path but `/health` needs one; a path that
+is not listed here reaches no worker. The one broad except of the load balancer is here. Called by `__main__` and by tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from radixpd.config.settings import ServerSettings
+from radixpd.errors import EngineFailed, RadixpdError
+from radixpd.mini_lb import control_api
+from radixpd.mini_lb.parts import PARTS, Parts, parts_of
+from radixpd.mini_lb.relay import STREAM
+from radixpd.runtime.caller import caller
+from radixpd.server.guards import Keys, stamp
+from radixpd.server.wire import INTERNAL, error_body, error_reply, status_reply
+
+__all__ = ["build_app"]
+
+CLIENT_CLOSED = 499
+LAST_WRITE_SECONDS = 5.0  # for the error that ends a stream, if its client reads no more
+UNKNOWN = "other"  # the label of paths without a route
+GENERATING = (("POST", "/generate"), ("PUT", "/generate"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"))
+ANYWHERE = (
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{id:[^/]+(?:/[^/]+)*}"),
+    ("GET", "/health_generate"),
+    ("GET", "/server_info"),
+    ("GET", "/get_server_info"),
+    ("GET", "/get_model_info"),
+    ("GET", "/tokenizer_info"),
+    ("POST", "/tokenize"),
+    ("POST", "/v1/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/v1/detokenize"),
+)
+
+logger = logging.getLogger(__name__)
+
+
+def build_app(parts: Parts) -> web.Application:
+    """The application for one load balancer."""
+    door = parts.settings.door
+    keys = Keys(ServerSettings(api_key=door.api_key, admin_api_key=door.admin_api_key), admin=control_api.ADMIN, shared=(), page=())
+    app = web.Application(client_max_size=door.max_body_size, middlewares=[_observed, _errors, keys.check])
+    app.on_response_prepare.append(stamp)
+    app[PARTS] = parts
+    for method, path in GENERATING:
+        app.router.add_route(method, path, parts.proxy.generate)
+    for method, path in ANYWHERE:
+        app.router.add_route(method, path, parts.proxy.pass_on)
+    app.router.add_routes(control_api.ROUTES)
+    return app
+
+
+@web.middleware
+async def _observed(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Count every answer; a label is a route's pattern, never a path that a client made up."""
+    status = CLIENT_CLOSED
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    finally:
+        resource = request.match_info.route.resource
+        route, method = (resource.canonical, request.method) if resource else (UNKNOWN, UNKNOWN)
+        parts_of(request).metrics.answered(route, method, status)
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RadixpdError as error:
+        return await _failed(request, error)
+    except web.HTTPRequestEntityTooLarge:
+        most = parts_of(request).settings.door.max_body_size
+        return status_reply(413, f"the body is larger than {most} bytes (--max-body-size)")
+    except web.HTTPException as error:
+        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+        return status_reply(error.status, f"{error.reason}: {request.method} {request.path[:200]}", headers=headers)
+    except ConnectionError:
+        # The client has gone; nobody reads an answer.
+        raise
+    except Exception:
+        logger.exception("%s %s failed (request id %s)", request.method, request.path, caller().id)
+        return await _failed(request, EngineFailed(INTERNAL))
+
+
+async def _failed(request: web.Request, error: RadixpdError) -> web.StreamResponse:
+    """A plain error, or one event where a stream has begun."""
+    started = request.get(STREAM)
+    if started is None:
+        return error_reply(error)
+    assert isinstance(started, web.StreamResponse)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_WRITE_SECONDS):
+            # By looking: a write that was cancelled while it waited for room leaves a cancelled future to those that come after it.
+            while request.protocol.writing_paused:
+                await asyncio.sleep(LAST_WRITE_SECONDS / 100)
+            await started.write(b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n")
+            await started.write_eof()
+            return started
+    if request.transport is not None:
+        request.transport.abort()
+    raise ConnectionResetError("the client does not read")

@@ -1,0 +1,61 @@
+"""What a worker says about its load: ours in one shape, other servers' in SGLang's.
+
+Invariant: whatever a worker answers, reading it never fails; what is not there is zero, which means unknown. Pure; called by `fleet`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+__all__ = ["LoadReport", "read_load"]
+
+
+class _Load(msgspec.Struct):
+    """`/get_load` of ours and of SGLang's, which is a list of these, one for each data-parallel rank."""
+
+    running: int = 0
+    waiting: int = 0
+    parked: int = 0
+    max_running: int = 0
+    pages: int = 0
+    free_pages: int = 0
+    tree_pages: int = 0
+    locked_pages: int = 0
+    page_size: int = 0
+    steps_total: int = 0
+    num_reqs: int = 0  # SGLang: running and waiting
+    num_waiting_reqs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """Requests and tokens; `steps`: so many steps the worker has computed in its life, by which a new process is told from an old one."""
+
+    running: int = 0
+    waiting: int = 0
+    max_running: int = 0
+    kv_tokens: int = 0
+    free_tokens: int = 0
+    steps: int = 0
+
+
+_DECODER = msgspec.json.Decoder(list[_Load] | _Load)
+
+
+def read_load(body: bytes) -> LoadReport:
+    """The report in an answer to `/get_load`; an empty one if it is something else."""
+    try:
+        found = _DECODER.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return LoadReport()
+    ranks = found if isinstance(found, list) else [found]
+    return LoadReport(
+        running=sum(rank.running + max(0, rank.num_reqs - rank.num_waiting_reqs) for rank in ranks),
+        waiting=sum(rank.waiting + rank.parked + rank.num_waiting_reqs for rank in ranks),
+        max_running=sum(rank.max_running for rank in ranks),
+        kv_tokens=sum(rank.pages * rank.page_size for rank in ranks),
+        free_tokens=sum((rank.free_pages + rank.tree_pages - rank.locked_pages) * rank.page_size for rank in ranks),
+        steps=sum(rank.steps_total for rank in ranks),
+    )

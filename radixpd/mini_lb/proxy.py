@@ -1,0 +1,164 @@
+"""One client's request, from its place at the gate to the last byte of its answer.
+
+A try is: choose, open the leg or the pair, wait for the first byte. Tries repeat, elsewhere, only before the first byte has gone to the
+client. Invariants: a client gets one answer or one error, never silence: what breaks later ends a stream with an error event; nothing
+waits without a deadline; whatever is opened here is closed here, also when the client hangs up. Called by the routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+
+from aiohttp import web
+
+from radixpd.errors import DeadlineExceeded, Overloaded, PeerFailed
+from radixpd.mini_lb.ask import Ask, read_ask
+from radixpd.mini_lb.dispatch import Dispatcher
+from radixpd.mini_lb.fleet import Fleet
+from radixpd.mini_lb.gate import Gate
+from radixpd.mini_lb.legs import Answer, Legs
+from radixpd.mini_lb.metrics import Metrics
+from radixpd.mini_lb.pd import pair
+from radixpd.mini_lb.relay import Books, relay
+from radixpd.mini_lb.retry import Retries
+from radixpd.mini_lb.settings import LbSettings
+from radixpd.mini_lb.upstream import LegFailed, Outgoing, Upstream, request_headers
+from radixpd.runtime.caller import caller
+from radixpd.server.wire import read_bytes
+
+__all__ = ["Proxy"]
+
+Without = frozenset[str]
+Try = tuple[Answer, Books | None]
+
+logger = logging.getLogger(__name__)
+
+
+class Proxy:
+    """Everything that a request passes through."""
+
+    def __init__(
+        self, settings: LbSettings, *, fleet: Fleet, upstream: Upstream, dispatcher: Dispatcher, gate: Gate, metrics: Metrics
+    ) -> None:
+        self._door = settings.door
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+        self._gate = gate
+        self._metrics = metrics
+        self._retries = Retries(settings.retry, random.uniform)
+        self._legs = Legs(fleet, upstream, self._retries.covers)
+        forward, key = settings.fleet.forward_api_key, settings.fleet.worker_api_key
+        self._pass_key = forward or not (self._door.api_key or self._door.admin_api_key)
+        self._key = None if forward or key is None else key.reveal()
+        self._deadlines: set[asyncio.Timeout] = set()
+        self._stopping = False
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """A request that a policy sends to a worker, or to a pair."""
+        arrived = time.monotonic()
+        async with self._gate.place(), self._deadline():
+            ask = read_ask(await self.body(request), rid=caller().id)
+            self._retries.arrived()
+            response = await self._answer(request, partial(self._chosen, ask, self.outgoing(request), arrived))
+        if response.status == 200:
+            self._metrics.ended(time.monotonic() - arrived)
+        return response
+
+    async def pass_on(self, request: web.Request) -> web.StreamResponse:
+        """A request that any worker can answer."""
+        async with self._deadline():
+            body = await self.body(request) if request.can_read_body else None
+            return await self._answer(request, partial(self._any, self.outgoing(request), body))
+
+    def outgoing(self, request: web.Request) -> Outgoing:
+        """What goes to a worker, but for the body."""
+        headers = request_headers(request.headers, request_id=caller().id, key=self._key, pass_key=self._pass_key)
+        return Outgoing(request.method, request.raw_path, headers)
+
+    async def body(self, request: web.Request) -> bytes:
+        """The request's body, within its limits."""
+        return await read_bytes(request, most=self._door.max_body_size, seconds=self._door.body_timeout)
+
+    def stop(self) -> None:
+        """End what is open, now."""
+        self._stopping = True
+        for deadline in self._deadlines:
+            deadline.reschedule(asyncio.get_running_loop().time())
+
+    # ---- tries ----------------------------------------------------------------------------------------------------
+
+    async def _answer(self, request: web.Request, attempt: Callable[[Without], AbstractAsyncContextManager[Try]]) -> web.StreamResponse:
+        """Try until an answer has begun, or nothing is left to try."""
+        failures: list[LegFailed] = []
+        while True:
+            try:
+                async with attempt(frozenset(failure.worker for failure in failures)) as (answer, books):
+                    return await relay(request, self._legs, answer, books)
+            except LegFailed as error:
+                failures.append(error)
+                logger.warning("request %s, try %d: worker %s", caller().id, len(failures), error)
+            except Overloaded:
+                if not failures:
+                    raise
+                return _given_up(failures[-1])  # nobody is left
+            failure = failures[-1]
+            others = self._fleet.usable(without=frozenset(failure.worker for failure in failures))
+            if not failure.retryable or not others or not self._retries.again(len(failures), sent=failure.sent):
+                return _given_up(failure)
+            self._metrics.retried("status" if failure.reply else "broken" if failure.sent else "unreached")
+            await asyncio.sleep(self._retries.wait(len(failures)))
+
+    @asynccontextmanager
+    async def _chosen(self, ask: Ask, outgoing: Outgoing, arrived: float, without: Without) -> AsyncIterator[Try]:
+        """A try at whom the policy chooses."""
+        now = time.monotonic()
+        choice = self._dispatcher.pick(ask.route, self._fleet.snapshots(now, without=without), now)
+        books = Books(arrived, self._dispatcher.dispatched(ask.route, choice, now), self._metrics.first_token)
+        try:
+            async with (
+                pair(self._legs, prefill=choice.worker, decode=choice.decode, outgoing=outgoing, ask=ask, prefilled=books.prefilled)
+                if choice.disaggregated
+                else self._legs.alone(choice.worker, outgoing, ask.body)
+            ) as answer:
+                yield answer, books
+        finally:
+            books.close()
+
+    @asynccontextmanager
+    async def _any(self, outgoing: Outgoing, body: bytes | None, without: Without) -> AsyncIterator[Try]:
+        """A try at any worker; prefill servers only where there is nobody else."""
+        if not (usable := self._fleet.usable(without=without)):
+            raise Overloaded("no worker is available")
+        front = [worker for worker in usable if worker.spec.role != "prefill"]
+        async with self._legs.alone(random.choice(front or usable).name, outgoing, body) as answer:
+            yield answer, None
+
+    @asynccontextmanager
+    async def _deadline(self) -> AsyncIterator[None]:
+        """The request's time, which is over at once when the balancer stops."""
+        deadline = asyncio.timeout(self._door.request_timeout)
+        try:
+            async with deadline:
+                self._deadlines.add(deadline)
+                yield
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            if self._stopping:
+                raise Overloaded("the load balancer is shutting down") from None
+            raise DeadlineExceeded(f"the request was not finished within {self._door.request_timeout:g} s (--request-timeout)") from None
+        finally:
+            self._deadlines.discard(deadline)
+
+
+def _given_up(failure: LegFailed) -> web.Response:
+    """The worker's own error as it gave it, or ours."""
+    if failure.reply is None:
+        raise PeerFailed(f"no worker could answer: the last one {failure.reason}")
+    return web.Response(status=failure.reply.status, headers=failure.reply.headers, body=failure.reply.body)

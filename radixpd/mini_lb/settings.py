@@ -1,0 +1,164 @@
+"""The load balancer's settings: a frozen dataclass per subject, each field with its flag's help and range (`config.cli` reads them).
+
+Invariant: what `parse` returns can work: workers have http(s) URLs and are named once, policies exist, keys can be sent. Called by
+`__main__`; `launch_pd` writes a file for `--config`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from radixpd.config.access import check_access
+from radixpd.config.cli import parse_as
+from radixpd.config.secret import Secret
+from radixpd.config.settings import ServerSettings, flag
+from radixpd.errors import ConfigError
+from radixpd.mini_lb.balance import POLICIES
+from radixpd.mini_lb.snapshot import Role
+
+__all__ = ["DoorSettings", "FleetSettings", "LbSettings", "ObserveSettings", "RetrySettings", "WorkerSpec", "check_url", "parse", "workers"]
+
+URL = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+BOOTSTRAP_PORT = 8998
+CHOICES = tuple(POLICIES)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """Which workers, how they are chosen and watched."""
+
+    worker_urls: tuple[str, ...] = flag((), "servers that answer whole requests", many=True)
+    prefill: tuple[str, ...] = flag((), f"URL [BOOTSTRAP_PORT={BOOTSTRAP_PORT}] of a prefill server; may repeat", many=True, metavar="URL")
+    decode: tuple[str, ...] = flag((), "URL of a decode server; may repeat", many=True, metavar="URL")
+    policy: str = flag("round_robin", "who gets the next request", choices=CHOICES)
+    prefill_policy: str | None = flag(None, "the same for the prefill half; default: --policy", choices=CHOICES)
+    decode_policy: str | None = flag(None, "the same for the decode half; default: --policy", choices=CHOICES)
+    worker_api_key: Secret | None = flag(  # noqa: RUF009
+        None, "key for the workers: of requests, polls and orders", secret=True, metavar="KEY"
+    )
+    forward_api_key: bool = flag(False, "send the client's own key on, so that workers tell tenants apart (with --api-key)")
+    health_check_interval_secs: float = flag(1.0, "seconds between two looks at a worker's health and load", low=0.05, high=3600)
+    health_check_timeout_secs: float = flag(5.0, "seconds that such a look may take", low=0.05, high=3600)
+    health_failure_threshold: int = flag(3, "failed looks in a row after which a worker is down", low=1, high=1000)
+    health_success_threshold: int = flag(1, "good looks in a row after which it is up", low=1, high=1000)
+    cb_failure_threshold: int = flag(5, "failed requests in a row that open a worker's circuit", low=1, high=10**6)
+    cb_success_threshold: int = flag(2, "trial requests in a row that must succeed to close it", low=1, high=1000)
+    cb_timeout_duration_secs: float = flag(2.0, "seconds that a circuit stays open; doubles while trials fail", low=0.01, high=3600)
+    cb_max_timeout_duration_secs: float = flag(60.0, "the longest that it stays open", low=0.01, high=86400)
+
+
+@dataclass(frozen=True, slots=True)
+class RetrySettings:
+    """Second tries, before the first byte of an answer only."""
+
+    retry_max_retries: int = flag(3, "further tries of one request", low=0, high=100)
+    retry_initial_backoff_ms: float = flag(20.0, "wait before the second try; doubles with each", low=0, high=60_000)
+    retry_max_backoff_ms: float = flag(1000.0, "the longest such wait", low=0, high=60_000)
+    retry_status_codes: tuple[int, ...] = flag((502, 503), "answers of a worker that are tried elsewhere", low=500, high=599, many=True)
+    retry_budget: float = flag(0.2, "tries after a request has been sent, as a share of all requests", low=0, high=100)
+
+
+@dataclass(frozen=True, slots=True)
+class DoorSettings:
+    """HTTP: address, keys, limits, end."""
+
+    host: str = flag("127.0.0.1", "address to bind")
+    port: int = flag(30000, "port to bind", low=0, high=65535)
+    api_key: tuple[Secret, ...] = flag((), "keys that clients must send as a bearer token; may repeat", many=True, secret=True)
+    admin_api_key: tuple[Secret, ...] = flag((), "keys that open every route; admin routes then need one", many=True, secret=True)
+    max_concurrent_requests: int = flag(2048, "requests at the workers at once; more wait", low=1, high=2**20)
+    queue_size: int = flag(2048, "requests that wait; more get 429", low=0, high=2**20)
+    queue_timeout_secs: float = flag(60.0, "seconds that a request may wait before it gets 429", low=0.01, high=86400)
+    request_timeout: float = flag(1800.0, "seconds that a request may take in all", low=0.01, high=7 * 86400)
+    connect_timeout: float = flag(5.0, "seconds to reach a worker", low=0.01, high=3600)
+    max_body_size: int = flag(32 * 2**20, "largest request body in bytes, after decompression", low=1024, high=2**30)
+    max_header_size: int = flag(8192, "longest request line or header in bytes", low=1024, high=2**20)
+    body_timeout: float = flag(60.0, "seconds in which a request's body must arrive", low=0.1, high=86400)
+    drain_timeout: float = flag(60.0, "seconds that open requests get to finish after SIGTERM", low=0, high=86400)
+
+
+@dataclass(frozen=True, slots=True)
+class ObserveSettings:
+    """Logs."""
+
+    log_level: str = flag("info", "least severe message that is logged", choices=("debug", "info", "warning", "error"))
+    log_format: str = flag("text", "how log lines look", choices=("text", "json"))
+
+
+@dataclass(frozen=True, slots=True)
+class LbSettings:
+    """Everything. Groups are also the groups of `--help`."""
+
+    fleet: FleetSettings = FleetSettings()
+    retry: RetrySettings = RetrySettings()
+    door: DoorSettings = DoorSettings()
+    observe: ObserveSettings = ObserveSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """A worker as it is named: by a flag, or in a request to /workers. `bootstrap_port`: of a prefill server's handoffs."""
+
+    url: str
+    role: Role = "regular"
+    bootstrap_port: int = BOOTSTRAP_PORT
+
+
+def parse(argv: Sequence[str]) -> LbSettings:
+    """`argv` without the program's name. `--help` and `--version` print and exit."""
+    settings = parse_as(
+        LbSettings, argv, program="radixpd.mini_lb", usage="--worker-urls URL... [flags]", about="Spread requests over radixpd servers."
+    )
+    _check(settings)
+    return settings
+
+
+def workers(fleet: FleetSettings) -> list[WorkerSpec]:
+    """The workers that the flags name."""
+    found = [WorkerSpec(check_url(url, "--worker-urls")) for url in fleet.worker_urls]
+    found += [WorkerSpec(check_url(url, "--prefill"), "prefill", port) for url, port in _with_ports(fleet.prefill)]
+    found += [WorkerSpec(check_url(url, "--decode"), "decode") for url in fleet.decode]
+    if twice := {spec.url for spec in found if sum(other.url == spec.url for other in found) > 1}:
+        raise ConfigError(f"a worker is named twice: {', '.join(sorted(twice))}")
+    return found
+
+
+def check_url(url: str, where: str) -> str:
+    """A worker's URL without a final slash; `ConfigError` if it is none."""
+    bare = url.removesuffix("/")
+    if not URL.fullmatch(bare):
+        raise ConfigError(f"{where} {url[:200]}: give http://HOST:PORT, without a path")
+    return bare
+
+
+def _with_ports(words: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """`--prefill` takes a URL and perhaps a port behind it: a word of digits belongs to the URL before it."""
+    url = ""
+    for word in words:
+        if not word.isascii() or not word.isdigit():
+            if url:
+                yield url, BOOTSTRAP_PORT
+            url = word
+            continue
+        if not url or not 1 <= int(word) <= 65535:
+            raise ConfigError(f"--prefill {word}: give URL [BOOTSTRAP_PORT], the port from 1 to 65535")
+        yield url, int(word)
+        url = ""
+    if url:
+        yield url, BOOTSTRAP_PORT
+
+
+def _check(settings: LbSettings) -> None:
+    fleet, door = settings.fleet, settings.door
+    named = workers(fleet)
+    if fleet.worker_urls and (fleet.prefill or fleet.decode):
+        raise ConfigError("--worker-urls and --prefill/--decode do not go together: whole servers, or halves")
+    if any(spec.role == "prefill" for spec in named) != any(spec.role == "decode" for spec in named):
+        raise ConfigError("--prefill and --decode go together: a request needs one of each")
+    check_access(ServerSettings(host=door.host, api_key=door.api_key, admin_api_key=door.admin_api_key))
+    if fleet.worker_api_key is not None:
+        check_access(ServerSettings(api_key=(fleet.worker_api_key,)))
+    if fleet.forward_api_key and not door.api_key:
+        raise ConfigError("--forward-api-key needs --api-key: without one the client's key is sent on anyway, unless --worker-api-key is")
