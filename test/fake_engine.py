@@ -130,6 +130,7 @@ class FakeEngine:
     def __init__(self, directory: str, *, max_running: int = 64) -> None:
         addresses = Addresses(directory)
         self.seen: list[FromApi] = []
+        self.stuck = ""  # why a change of role is refused
         self.orders: dict[str, dict[str, Any]] = {
             "configure_logging": {}, "freeze_gc": {"frozen": 1}, "start_profile": {}, "stop_profile": {"path": "/fake/trace.json"},
         }  # fmt: skip
@@ -231,6 +232,8 @@ class FakeEngine:
         elif action in ("pause_abort", "pause_retract", "pause_in_place", "continue"):
             (self.release if action == "continue" else self.hold)()
             self._sender.send(Reply(number, {}))
+        elif action == "switch_role":
+            self._sender.send(Reply(number, {}, self.stuck))
         elif action in self.orders:
             self._sender.send(Reply(number, self.orders[action]))
 

@@ -18,7 +18,7 @@ ASK = {"text": "abc", "sampling_params": {"max_new_tokens": 2, "ignore_eos": Tru
 ORDERS = [
     ("GET", "/flush_cache"), ("POST", "/flush_cache"), ("POST", "/abort_request"), ("POST", "/pause_generation"),
     ("POST", "/continue_generation"), ("POST", "/configure_logging"), ("POST", "/start_profile"), ("POST", "/stop_profile"),
-    ("POST", "/freeze_gc"), ("GET", "/cache_tree"),
+    ("POST", "/freeze_gc"), ("GET", "/cache_tree"), ("POST", "/pd_role_switch"),
 ]  # fmt: skip
 VIEWS = [("GET", "/server_info"), ("GET", "/get_server_info"), ("GET", "/get_load"), ("GET", "/metrics")]
 
@@ -80,7 +80,7 @@ async def test_with_an_admin_key_alone_only_orders_need_it(make_api) -> None:
 def test_every_order_is_an_administrators() -> None:
     assert {handler.__name__ for handler in app.ADMIN} == {
         "abort_request", "cache_tree", "configure_logging", "continue_generation", "flush_cache", "freeze_gc", "pause_generation",
-        "start_profile", "stop_profile",
+        "pd_role_switch", "start_profile", "stop_profile",
     }  # fmt: skip
 
 
