@@ -230,11 +230,21 @@ class Pair:
         self.paused = False
         self.d.scheduler.receive(PeerLost(P, "killed"), "", self.now)
 
+    def hold(self) -> None:
+        """An operator stops planning for a while."""
+        self.rng.choice((self.p, self.d)).scheduler.pause(self.rng.choice(("retract", "in_place")), self.now)
+
+    def resume(self) -> None:
+        for side in (self.p, self.d):
+            side.scheduler.resume()
+
     def move(self, *, arrivals: bool) -> None:
         self.now += self.rng.choice((0.001, 0.01, 0.05))
         self.p.now = self.d.now = self.now
-        names = ["plan", "run", "apply", "exchange", "copy", "quiet", "abort", "stop", "fail_ticket", "restart_prefill", "pause", "arrive"]
-        weights = [8, 8, 8, 8, 8, 1, 0.3, 0.3, *((0.1, 0.02, 0.05) if self.case["faults"] else (0, 0, 0)), 2 if arrivals else 0]
+        names = ["plan", "run", "apply", "exchange", "copy", "quiet", "abort", "stop", "fail_ticket", "restart_prefill", "pause", "hold",
+                 "resume", "arrive"]  # fmt: skip
+        faults = (0.1, 0.02, 0.05, 0.1, 0.5) if self.case["faults"] else (0, 0, 0, 0, 0)
+        weights = [8, 8, 8, 8, 8, 1, 0.3, 0.3, *faults, 2 if arrivals else 0]
         name = self.rng.choices(names, weights)[0]
         if name in ("plan", "run", "apply", "abort", "stop"):
             side = self.rng.choice((self.p, self.d))
@@ -294,6 +304,7 @@ class Pair:
     def finish(self) -> None:
         """Until both sides are idle; time passes when nothing else does."""
         self.paused = False
+        self.resume()
         idle = 0
         while idle < 400:
             self.now += 0.005

@@ -190,8 +190,8 @@ def test_the_legs_of_a_prefill_server_have_journeys_of_their_own() -> None:
     for send in sends:
         p.receive(TicketDone(send.ticket), "", 1.75)
     assert journey_of(world.p, "1-0") == Journey(
-        prompt_tokens=21, decode_hit_tokens=8, prefill_computed_tokens=13, pages_sent=2, queue_ms=1000.0, reserve_ms=500.0, prefill_ms=250.0,
-        transfer_ms=750.0, visible_transfer_ms=500.0, leg="prefill",
+        prompt_tokens=21, decode_hit_tokens=8, prefill_computed_tokens=13, pages_sent=2,
+        queue_ms=1000.0, reserve_ms=500.0, prefill_ms=250.0, transfer_ms=750.0, visible_transfer_ms=500.0, leg="prefill",
     )  # fmt: skip
     assert p.load().sent_pages_total == 2
     ask(world.p, Room(2))
