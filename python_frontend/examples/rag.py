@@ -34,11 +34,19 @@ QUESTIONS = (
     ("When does the last ferry leave?", ("ferry", "pier")),
     ("How long may I keep a film?", ("film", "book")),
     ("Can I take my bicycle on the ferry?", ("ferry", "bicycle")),
-    ("When is the library closed?", ("library", "closed")),
+    ("Which day is the library closed?", ("library", "closed")),
     ("What does the ferry cost for a child?", ("ferry", "child")),
-    ("What do late books cost?", ("book", "late")),
+    ("Is there a fine for late books?", ("book", "late")),
     ("Where do I sleep when I miss the ferry?", ("ferry", "miss")),
     ("From which age on do children have a library card?", ("library", "card")),
+    ("Does the ferry run in winter?", ("ferry", "october")),
+    ("May my daughter extend a loan?", ("loan", "library")),
+    ("How will I learn that a storm keeps the ferry in the harbour?", ("ferry", "storm")),
+    ("Who can book a seat with a lamp?", ("seat", "lamp")),
+    ("Are dogs allowed on the ferry?", ("ferry", "dog")),
+    ("My book is not on the shelf; what now?", ("shelf", "library")),
+    ("Tell me how long the ferry needs.", ("ferry", "minutes")),
+    ("For how many weeks are books lent?", ("book", "weeks")),
 )
 
 
@@ -62,8 +70,9 @@ def ask_about(s: rx.ProgramState, document: str, questions: Sequence[str]) -> li
 def run(backend: rx.Backend, *, size: int = 8, hints: bool = True) -> list[str]:
     """A line for each of `size` questions."""
     groups: defaultdict[str, list[str]] = defaultdict(list)
-    for question, words in (QUESTIONS[index % len(QUESTIONS)] for index in range(size)):
-        groups[retrieve(words)].append(question)
+    for index in range(size):
+        question, words = QUESTIONS[index % len(QUESTIONS)]
+        groups[retrieve(words)].append(question if index < len(QUESTIONS) else f"{question} (Asked again: {index})")
     batch = [{"document": DOCUMENTS[name], "questions": questions} for name, questions in groups.items()]
     states = ask_about.run_batch(batch, backend=backend, hints=hints)
     answers = [answer for state in states for answer in state.ret_value]

@@ -78,10 +78,9 @@ class Interpreter:
     async def select(self, node: Select, value: Value) -> None:
         """Let the model choose."""
         self._transcript.append("")
-        await self._warm()
-        unconditional = node.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
-        prompt = self._transcript.prompt()
-        scores = await self._run.backend.score(prompt, node.choices, unconditional=unconditional, name=node.name)
+        prompt, staged = self._transcript.prompt(), self._run.options.hints
+        bare = node.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
+        scores = await self._run.backend.score(prompt, node.choices, unconditional=bare, staged=staged, name=node.name)
         decision = decide(node.method, scores)
         chosen = node.choices[decision.index]
         meta: Meta = {

@@ -40,11 +40,11 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 def call(coroutine: Coroutine[Any, Any, Result], seconds: float) -> Result:
-    """Run a coroutine on the loop and wait for it, from any other thread; it is cancelled when the time is over."""
+    """Run a coroutine on the loop and wait for it, from any other thread. It ends by itself within that time, or else is cancelled."""
     if threading.current_thread() is _thread:
         coroutine.close()
         raise RuntimeError("a call that waits for the event loop cannot be made on it")
-    future: Future[Result] = asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, seconds), event_loop())
+    future: Future[Result] = asyncio.run_coroutine_threadsafe(coroutine, event_loop())
     try:
         return future.result(seconds + END_SECONDS)
     finally:

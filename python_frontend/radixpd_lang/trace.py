@@ -119,7 +119,7 @@ class TraceBackend:
         for completion in await self.generate(prompt, sampling, name=name):
             yield Delta(completion.text)
 
-    async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool, name: str | None) -> Scores:
+    async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool, staged: bool, name: str | None) -> Scores:
         rows = ((0.0,),) * len(choices)
         return Scores(rows, rows)
 
@@ -149,7 +149,7 @@ class _Probe(TraceBackend):
     async def generate(self, prompt: Prompt, sampling: Sampling, *, name: str | None) -> list[Completion]:
         raise self._stop(prompt)
 
-    async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool, name: str | None) -> Scores:
+    async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool, staged: bool, name: str | None) -> Scores:
         raise self._stop(prompt)
 
     async def warm(self, prompt: Prompt) -> None:

@@ -173,9 +173,9 @@ def test_fe_01_exactly_the_tokens_of_the_choices_are_scored(text: str, choices: 
     server = stub()
     with serving(server) as url:
         state = run(lambda s: s.__iadd__(text + rx.select("x", choices)), url)
-    [body] = server.bodies("/generate")
-    assert body["input_ids"] == [ids("^" + text + choice) for choice in choices]
-    assert (body["logprob_start_len"], body["sampling_params"]) == (start, {"max_new_tokens": 0})
+    bodies = server.bodies("/generate")
+    assert [row for body in bodies for row in body["input_ids"]] == [ids("^" + text + choice) for choice in choices]
+    assert all((body["logprob_start_len"], body["sampling_params"]) == (start, {"max_new_tokens": 0}) for body in bodies)
     meta = state.get_meta_info("x")
     assert meta["choice_tokens"] == [ids(each) for each in scored]
     assert meta["input_token_logprobs"] == [[-float(token) for token in ids(each)] for each in scored]
@@ -201,18 +201,19 @@ def test_choices_of_an_assistants_turn_are_scored_in_context() -> None:
     with serving(server) as url:
         state = run(body, url)
     context = "<user>Is it?</><assistant>"
-    conditional, alone = [body for body in server.bodies("/generate") if body.get("return_logprob")]
-    assert conditional["input_ids"] == [ids(context + word) for word in ("yes", "no")]
+    one, other, alone = server.bodies("/generate")
+    assert one["input_ids"] + other["input_ids"] == [ids(context + word) for word in ("yes", "no")]
     assert (alone["input_ids"], alone["logprob_start_len"]) == ([ids("^yes"), ids("^no")], 1)
     assert state["x"] == "yes"  # the prompt adds nothing to either: the first of equals
 
 
-def test_a_long_prefix_is_computed_before_its_choices_are_scored() -> None:
+@pytest.mark.parametrize(("hints", "stages"), [(True, [1, 3]), (False, [4])])
+def test_one_choice_computes_the_prompt_for_the_others(hints: bool, stages: list[int]) -> None:
     server = stub()
     with serving(server) as url:
-        run(lambda s: s.__iadd__(LONG + rx.select("x", ["a", "b"])), url)
-        run(lambda s: s.__iadd__(LONG + rx.select("x", ["a", "b"])), url, hints=False)
-    assert prompts(server) == [LONG]
+        state = run(lambda s: s.__iadd__("x" + rx.select("x", list("dbca"))), url, hints=hints)
+    assert [len(body["input_ids"]) for body in server.bodies("/generate")] == stages
+    assert state["x"] == "a"
 
 
 def test_the_first_token_of_a_text_counts_nothing() -> None:

@@ -45,8 +45,9 @@ class Backend(Protocol):
         """One completion, piece by piece."""
         ...
 
-    async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool, name: str | None) -> Scores:
-        """Log-probabilities of the tokens of each choice after the prompt, and with `unconditional` also without it."""
+    async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool, staged: bool, name: str | None) -> Scores:
+        """Log-probabilities of the tokens of each choice after the prompt, and with `unconditional` also without it. `staged`, a hint:
+        one choice goes ahead, and the others find the prompt in the cache."""
         ...
 
     async def warm(self, prompt: Prompt) -> None:

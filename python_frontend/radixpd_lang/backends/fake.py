@@ -67,7 +67,7 @@ class Fake:
             yield Delta(whole.text[start : start + PIECE])
         yield Delta("", whole.meta)
 
-    async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool, name: str | None) -> Scores:
+    async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool, staged: bool, name: str | None) -> Scores:
         """The scores of the test's function."""
         self.calls.append(Call("score", prompt, name, choices=tuple(choices)))
         given = tuple(tuple(self._scores(str(prompt), choice)) for choice in choices)

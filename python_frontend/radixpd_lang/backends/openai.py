@@ -79,7 +79,7 @@ class OpenAI:
                 meta = {**meta, **{name: value for name, value in known.items() if value is not None}}
                 yield Delta(_text(choices[0]), meta)
 
-    async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool, name: str | None) -> Scores:
+    async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool, staged: bool, name: str | None) -> Scores:
         """The echo's log-probabilities, or with a chat model what it would say."""
         if self._chat:
             if unconditional:

@@ -87,11 +87,13 @@ class RuntimeEndpoint:
                 sent += new
                 yield Delta(new, whole.meta)
 
-    async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool, name: str | None) -> Scores:
-        """One request that asks for no token scores all choices; a second one scores them after nothing."""
+    async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool, staged: bool, name: str | None) -> Scores:
+        """Prompts that end with the choices and ask for no token; with `unconditional` once more after nothing."""
         bare, *wholes = await self._rendering.with_endings(prompt, ["", *choices])
         start = first_difference(bare, wholes)
-        conditional = await self._logprobs(wholes, start)
+        first = 1 if staged else len(wholes)
+        conditional = await self._logprobs(wholes[:first], start)
+        conditional += await self._logprobs(wholes[first:], start)
         alone = None
         if unconditional:
             head = await self._rendering.start()
@@ -106,6 +108,8 @@ class RuntimeEndpoint:
 
     async def _logprobs(self, rows: list[list[int]], start: int) -> tuple[tuple[float, ...], ...]:
         """Log-probabilities of the tokens from `start` on; the very first token of a text has none and counts 0."""
+        if not rows:
+            return ()
         body = {"input_ids": rows, **self._body(Sampling(max_tokens=0, return_logprob=True, logprob_start_len=start))}
         answers = await self._http.post("/generate", body)
         found = tuple(tuple(entry[0] or 0.0 for entry in answer["meta_info"]["input_token_logprobs"]) for answer in answers)
