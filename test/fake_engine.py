@@ -136,7 +136,7 @@ class FakeEngine:
         }  # fmt: skip
         self.cached = 0
         self.cache = CacheView(
-            page_size=16, pages=256, free_pages=256, tree_pages=0, locked_pages=0, request_pages=0,
+            page_size=16, pages=256, free_pages=256, tree_pages=0, locked_pages=0, request_pages=0, quarantine_pages=0,
             pages_per_cell=1, runs=[(OWNERS.index("free"), 256)], nodes=[], hidden_pages=0,
         )  # fmt: skip
         self.taken_in: Callable[[int], bool] = lambda tokens: True  # whether the API has seen so many tokens; tests in one loop know

@@ -7,6 +7,7 @@ node is shown only with all its ancestors, parents first. Called by the schedule
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -21,7 +22,7 @@ __all__ = ["CELLS", "HEAD", "NODES", "OWNERS", "CacheView", "NodeView", "cache_v
 NODES = 500  # nodes of one look
 HEAD = 32  # first tokens of a node that are told
 CELLS = 4096  # cells of a page map: a larger pool has several pages in each
-OWNERS = ("request", "tree", "free")  # of a cell whose pages are shared equally, the first one shows
+OWNERS = ("request", "quarantine", "tree", "free")  # of a cell whose pages are shared equally, the first one shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +50,32 @@ class CacheView:
     tree_pages: int
     locked_pages: int
     request_pages: int
+    quarantine_pages: int
     pages_per_cell: int
     runs: list[tuple[int, int]]
     nodes: list[NodeView]
     hidden_pages: int  # of the tree, in nodes that are not shown
 
 
-def cache_view(cache: PrefixCache, table: SlotTable, *, limit: int = NODES, cells: int = CELLS) -> CacheView:
-    """What there is to see now."""
+def cache_view(
+    cache: PrefixCache, table: SlotTable, spares: Iterable[np.ndarray] = (), *, limit: int = NODES, cells: int = CELLS
+) -> CacheView:
+    """What there is to see now. `spares`: pages that requests own beside those of their slots."""
     used = np.flatnonzero(table.page_count).tolist()
     nodes = _recent(cache, table, used, limit)
     width = -(-cache.allocator.pages // cells)
-    free, tree = cache.allocator.free_pages, cache.tree.pages
+    free, tree, quarantine = cache.allocator.free_pages, cache.tree.pages, cache.quarantined_pages
+    own = [*spares, *(table.own_pages(slot) for slot in used)]
     return CacheView(
         page_size=cache.page_size,
         pages=cache.allocator.pages,
         free_pages=free,
         tree_pages=tree,
         locked_pages=cache.tree.locked_pages,
-        request_pages=cache.allocator.pages - free - tree,
+        request_pages=cache.allocator.pages - free - tree - quarantine,
+        quarantine_pages=quarantine,
         pages_per_cell=width,
-        runs=_runs(_cells(cache, table, used, width)),
+        runs=_runs(_cells(cache, own, width)),
         nodes=[_describe(cache, node) for node in nodes],
         hidden_pages=tree - sum(len(node.page_ids) for node in nodes),
     )
@@ -106,16 +112,16 @@ def _describe(cache: PrefixCache, node: TreeNode) -> NodeView:
     )
 
 
-def _cells(cache: PrefixCache, table: SlotTable, used: list[int], width: int) -> np.ndarray:
+def _cells(cache: PrefixCache, own: list[np.ndarray], width: int) -> np.ndarray:
     """The owner of most pages of each cell (of `width` pages), as an index into `OWNERS`, int64 `[cells]`."""
     pages = cache.allocator.pages
     starts = np.arange(0, pages, width)
     free = np.add.reduceat(cache.allocator.free_map(), starts, dtype=np.int64)
-    own = [table.page_table[slot, table.shared[slot] : table.page_count[slot]] for slot in used]
     request = np.bincount(np.concatenate(own) // width, minlength=len(starts)) if own else np.zeros_like(free)
-    # What is neither free nor a request's own is the tree's: there is no fourth owner.
-    tree = np.minimum(width, pages - starts) - free - request
-    cells: np.ndarray = np.stack((request, tree, free)).argmax(axis=0)
+    quarantine = np.bincount(cache.quarantine_map() // width, minlength=len(starts))
+    # What is neither free nor in quarantine nor a request's own is the tree's: there is no fifth owner.
+    tree = np.minimum(width, pages - starts) - free - request - quarantine
+    cells: np.ndarray = np.stack((request, quarantine, tree, free)).argmax(axis=0)
     return cells
 
 

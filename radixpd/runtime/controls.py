@@ -102,7 +102,8 @@ class Controls:
         if action == "state":
             return Reply(number, self._scheduler.state(now, order.args.get("rids")))
         if action == "cache_tree":
-            view = cache_view(self._scheduler.cache, self._scheduler.table)
+            spares = [pages for each in self._scheduler.holdings.spares.values() for pages in each]
+            view = cache_view(self._scheduler.cache, self._scheduler.table, spares)
             return Reply(number, msgspec.to_builtins(view, builtin_types=(bytes,)))
         if action == "continue":
             self._scheduler.resume()

@@ -82,6 +82,7 @@ class Lookout:
                 "tree": view.tree_pages,
                 "locked": view.locked_pages,
                 "request": view.request_pages,
+                "quarantine": view.quarantine_pages,
             },
             "owners": list(OWNERS),
             "page_map": {"pages_per_cell": view.pages_per_cell, "runs": view.runs},

@@ -70,13 +70,14 @@ class Aborted(TypedDict):
 
 
 class PageOwners(TypedDict):
-    """Pages of the pool; `locked` are some of the tree's."""
+    """Pages of the pool; `locked` are some of the tree's; into those in `quarantine` a peer may still write."""
 
     total: int
     free: int
     tree: int
     locked: int
     request: int
+    quarantine: int
 
 
 class PageMap(TypedDict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from core.test_handoff_sim import Pair
 from core.test_scheduler_sim import World
 
 from radixpd.config.settings import CacheSettings, SchedulerSettings
@@ -19,6 +21,7 @@ from radixpd.core import tree_view
 from radixpd.core.page_hash import token_bytes
 from radixpd.core.prefix_cache import PrefixCache
 from radixpd.core.radix_tree import TreeNode
+from radixpd.core.scheduler import Scheduler
 from radixpd.core.slots import SlotTable
 from radixpd.core.tree_view import HEAD, OWNERS, CacheView, NodeView, cache_view
 
@@ -151,22 +154,29 @@ class Watched(World):
 
     def check(self) -> None:
         super().check()
-        brain = self.scheduler
-        view = cache_view(brain.cache, brain.table)
-        nodes = list(brain.cache.tree.nodes())
-        _check_nodes(view, nodes)
-        free = brain.cache.allocator.free_map()
-        tree = {page for node in nodes for page in node.page_ids}
-        expected = ["free" if free[page] else "tree" if page in tree else "request" for page in range(self.pages)]
-        assert _cells(view) == expected
-        sums = {"free": view.free_pages, "tree": view.tree_pages, "request": view.request_pages}
-        assert {owner: expected.count(owner) for owner in OWNERS} == sums
-        self.owners |= set(expected)
-        coarse = cache_view(brain.cache, brain.table, cells=7)
-        parts = [expected[at : at + coarse.pages_per_cell] for at in range(0, self.pages, coarse.pages_per_cell)]
-        assert _cells(coarse) == [max(OWNERS, key=part.count) for part in parts]
-        few = cache_view(brain.cache, brain.table, limit=2)
-        assert [node.id for node in few.nodes] == [node.id for node in view.nodes[:2]]
+        self.owners |= _check_view(self.scheduler)
+
+
+def _check_view(brain: Scheduler) -> set[str]:
+    """Every page shows its owner, and their numbers are right; the owners that there are."""
+    cache, pages = brain.cache, brain.cache.allocator.pages
+    spares = [each for kept in brain.holdings.spares.values() for each in kept]
+    view = cache_view(cache, brain.table, spares)
+    nodes = list(cache.tree.nodes())
+    _check_nodes(view, nodes)
+    owners = dict.fromkeys(np.flatnonzero(cache.allocator.free_map()).tolist(), "free")
+    owners |= dict.fromkeys((page for node in nodes for page in node.page_ids), "tree")
+    owners |= dict.fromkeys((page for kept in cache._quarantine.values() for page in kept.tolist()), "quarantine")
+    expected = [owners.get(page, "request") for page in range(pages)]
+    assert _cells(view) == expected
+    sums = {"free": view.free_pages, "tree": view.tree_pages, "request": view.request_pages, "quarantine": view.quarantine_pages}
+    assert {owner: expected.count(owner) for owner in OWNERS} == sums
+    coarse = cache_view(cache, brain.table, spares, cells=7)
+    parts = [expected[at : at + coarse.pages_per_cell] for at in range(0, pages, coarse.pages_per_cell)]
+    assert _cells(coarse) == [max(OWNERS, key=part.count) for part in parts]
+    few = cache_view(cache, brain.table, limit=2)
+    assert [node.id for node in few.nodes] == [node.id for node in view.nodes[:2]]
+    return set(expected)
 
 
 def _check_nodes(view: CacheView, nodes: list[TreeNode]) -> None:
@@ -198,7 +208,25 @@ def test_every_page_has_the_owner_that_is_shown(reuse: bool) -> None:
             world.move(arrivals=True)
         world.finish()
         owners |= world.owners
+    assert owners == {"free", "tree", "request"}
+
+
+def test_pages_that_a_peer_may_write_or_still_reads_have_their_owners() -> None:
+    case = {
+        "page": 4, "p_tokens": 128, "d_tokens": 128, "slots": 4, "chunk": 16, "overlap": True, "reuse": True, "faults": True,
+        "fallback": False,
+    }  # fmt: skip
+    owners: set[str] = set()
+    spared = 0
+    for seed in range(4):
+        world = Pair(case, random.Random(seed))
+        for _ in range(300):
+            world.move(arrivals=True)
+            spared += bool(world.p.scheduler.holdings.spares)
+            for side in (world.p, world.d):
+                owners |= _check_view(side.scheduler)
     assert owners == set(OWNERS)
+    assert spared, "a page that was merged while a mover read it"
 
 
 def _lines(call: Callable[[], object]) -> int:

@@ -97,9 +97,9 @@ async def test_what_there_is_to_see(api: Api) -> None:
     stem = _node(head=_head(api, "<user>Grüße"), children=1, locks=2)
     _show(api, stem, _node(id=9, parent=3, pages=4, head=_head(api, "x" * 32), space=SPACE))
     seen = await _look(api)
-    assert seen["pages"] == {"total": 256, "free": 250, "tree": 6, "locked": 1, "request": 0}
+    assert seen["pages"] == {"total": 256, "free": 250, "tree": 6, "locked": 1, "request": 0, "quarantine": 0}
     assert seen["owners"] == list(OWNERS)
-    assert seen["page_map"] == {"pages_per_cell": 1, "runs": [[1, 6], [2, 250]]}
+    assert seen["page_map"] == {"pages_per_cell": 1, "runs": [[2, 6], [3, 250]]}
     first, second = seen["nodes"]
     assert first == {
         "id": 3, "parent": None, "namespace": "", "tokens": 32, "pages": 2, "locks": 2, "hits": 4, "age": 5, "children": 1,

@@ -60,6 +60,7 @@ export class CacheView {
     const owners = [
       ["tree", "radix tree", pages.tree, pages.locked ? `${count(pages.locked)} of them locked` : ""],
       ["request", "requests", pages.request, ""],
+      ...(pages.quarantine ? [["quarantine", "quarantine", pages.quarantine, "a peer may still write there"]] : []),
       ["free", "free", pages.free, ""],
     ];
     byId("owners").replaceChildren(

@@ -19,9 +19,10 @@ export class PoolMap {
     this.view = view;
     const { pages, page_map: map } = view;
     const cell = map.pages_per_cell > 1 ? ` A cell is ${count(map.pages_per_cell)} pages, in the colour of most of them.` : "";
+    const quarantine = pages.quarantine ? `${count(pages.quarantine)} in quarantine, ` : "";
     this.canvas.setAttribute(
       "aria-label",
-      `Owners of the KV pages: ${count(pages.tree)} of the radix tree, ${count(pages.request)} of requests, ${count(pages.free)} free.${cell}`,
+      `Owners of the KV pages: ${count(pages.tree)} of the radix tree, ${count(pages.request)} of requests, ${quarantine}${count(pages.free)} free.${cell}`,
     );
     this.canvas.title = cell.trim();
     this.#draw();
