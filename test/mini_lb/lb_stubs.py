@@ -21,7 +21,7 @@ from radixpd.mini_lb.parts import Parts, build_parts
 from radixpd.mini_lb.settings import parse
 from radixpd.server.connection import Runner
 
-__all__ = ["DEADLINE", "Lb", "Script", "Stub", "Visit", "event", "events_of", "stream", "until"]
+__all__ = ["DEADLINE", "Lb", "Script", "Stub", "Visit", "broken", "dying", "event", "events_of", "stream", "until"]
 
 DEADLINE = 10.0
 QUIET = logging.getLogger("stub")  # a stub that breaks on purpose leaves no traces
@@ -144,6 +144,20 @@ def broken(request: web.Request, visit: Visit) -> web.StreamResponse:
     assert request.transport is not None
     request.transport.abort()
     raise ConnectionResetError
+
+
+def dying(die: asyncio.Event, *parts: bytes) -> Script:
+    """A script that begins a stream and dies once told to: not before its client has what was sent, as a reset may overtake it."""
+
+    async def script(request: web.Request, visit: Visit) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for part in parts:
+            await response.write(part)
+        await die.wait()
+        return broken(request, visit)
+
+    return script
 
 
 class Lb:

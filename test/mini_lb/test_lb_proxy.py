@@ -9,7 +9,7 @@ import socket
 import aiohttp
 import pytest
 from aiohttp import web
-from mini_lb.lb_stubs import broken, event, events_of, stream, until
+from mini_lb.lb_stubs import broken, dying, event, events_of, stream, until
 
 TEXT = event({"text": "x", "meta_info": {"completion_tokens": 1}})
 DONE = b"data: [DONE]\n\n"
@@ -151,27 +151,13 @@ async def test_rt_14_no_delay_on_either_side(serve) -> None:
 
 async def test_events_are_passed_whole(serve) -> None:
     """Whatever way a worker's chunks fall, and whatever breaks: the client sees whole events only."""
-    half = asyncio.Event()
-
-    async def script(request, visit):
-        response = await stream_part(request, TEXT[:10], TEXT[10:-1], TEXT[-1:] + TEXT[:5])
-        await half.wait()
-        return broken(request, visit) or response
-
-    async def stream_part(request, *parts):
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        for part in parts:
-            await response.write(part)
-        return response
-
-    lb, _ = await serve("a", script=script)
+    die = asyncio.Event()
+    lb, _ = await serve("a", script=dying(die, TEXT[:10], TEXT[10:-1], TEXT[-1:] + TEXT[:5]))
     async with lb.http.post("/generate", json={"text": "a", "stream": True}) as response:
         assert await response.content.readuntil(b"\n\n") == TEXT
-        half.set()
-        rest = events_of(await response.read())
-    assert len(rest) == 1
-    assert rest[0]["error"]["code"] == "peer_failed"
+        die.set()
+        (last,) = events_of(await response.read())
+    assert last["error"]["code"] == "peer_failed"
 
 
 async def test_rt_15_one_body_limit(serve) -> None:
@@ -206,19 +192,15 @@ async def test_errors_have_the_servers_shape(serve) -> None:
 
 
 async def test_rt_01_no_second_try_after_the_first_byte(serve) -> None:
-    async def script(request, visit):
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        for number in range(3):
-            await response.write(event({"text": str(number), "id": id(visit)}))
-        return broken(request, visit)
-
-    lb, *workers = await serve("a", "b", script=script)
-    events = await lb.events()
+    die = asyncio.Event()
+    lb, *workers = await serve("a", "b", script=dying(die, *(event({"text": str(number), "id": "only"}) for number in range(3))))
+    async with lb.http.post("/generate", json={"text": "a", "stream": True}) as response:
+        begun = [await response.content.readuntil(b"\n\n") for _ in range(3)]
+        die.set()
+        (last,) = events_of(await response.read())
+    assert [each["text"] for each in events_of(b"".join(begun))] == ["0", "1", "2"]
+    assert set(last) == {"error"}
     assert sum(len(worker.visits) for worker in workers) == 1
-    assert len({each.get("id") for each in events[:-1]}) == 1
-    assert [each["text"] for each in events[:-1]] == ["0", "1", "2"]
-    assert set(events[-1]) == {"error"}
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -254,18 +236,16 @@ async def test_a_plain_answer_that_breaks_off_is_had_elsewhere(serve) -> None:
 
 
 async def test_rt_12_a_worker_that_dies_in_mid_stream_is_no_short_answer(serve) -> None:
-    async def script(request, visit):
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(TEXT)
-        return broken(request, visit)
-
-    lb, a = await serve("a", script=script)
-    events = await lb.events()
-    assert events[:-1] == events_of(TEXT)
-    assert events[-1]["error"]["type"] == "server_error"
-    assert "incomplete" in events[-1]["error"]["message"]
-    assert a.url not in events[-1]["error"]["message"]
+    die = asyncio.Event()
+    lb, a = await serve("a", script=dying(die, TEXT))
+    async with lb.http.post("/generate", json={"text": "a", "stream": True}) as response:
+        assert await response.content.readuntil(b"\n\n") == TEXT
+        die.set()
+        (last,) = events_of(await response.read())
+    assert last["error"]["type"] == "server_error"
+    assert "incomplete" in last["error"]["message"]
+    assert a.url not in last["error"]["message"]
+    assert [worker.outcomes["fault"] for worker in lb.parts.fleet] == [1]
 
 
 async def test_rt_02_a_bad_request_is_the_clients_fault(serve) -> None:
