@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import threading
 import time
 from dataclasses import asdict
 from functools import cache
+from pathlib import Path
 from selectors import DefaultSelector
 
 import numpy as np
@@ -162,6 +166,42 @@ class Pair:
     def close(self):
         self.p.close()
         self.d.close()
+
+
+def spawn(role, backend, pages=64):
+    """A process of its own; see `main`."""
+    here = Path(__file__).parent
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here.parents[1])]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(here / "moving.py"), role, backend, str(pages)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+
+
+def end(child):
+    """Whatever it does."""
+    child.kill()
+    child.communicate()
+
+
+class Receiver:
+    """A decode side in a process of its own."""
+
+    def __init__(self, backend, pages=64):
+        self._child = spawn("decode", backend, pages)
+        self.endpoint = Endpoint(**json.loads(self._child.stdout.readline()))
+
+    def expect(self, room, pages):
+        self._child.stdin.write(" ".join(map(str, [room, *pages])) + "\n")
+        self._child.stdin.flush()
+        assert self._child.stdout.readline() == "expected\n"
+
+    def pause(self):
+        self._child.send_signal(signal.SIGSTOP)
+
+    def resume(self):
+        self._child.send_signal(signal.SIGCONT)
+
+    def end(self):
+        end(self._child)
 
 
 def main():

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from kv.moving import LAYOUT, TOKEN, D, P, Pair, Side, ids, need, send, until
+from kv.moving import LAYOUT, TOKEN, D, P, Pair, Side, end, ids, need, send, spawn, until
 
 from radixpd.core.handoff import CancelRoom, ExpectRoom, Failure, Landed, PeerLost, Quiet, TicketDone
 from radixpd.kv.layout import KVLayout
@@ -416,17 +413,6 @@ def test_nobody_waits_for_a_listener_that_raises(backend):
 def folder(tmp_path, monkeypatch):
     """A killed process leaves its socket behind: here."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-
-
-def spawn(role, backend, pages=64):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE.parents[1])]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(HERE / "moving.py"), role, backend, str(pages)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
-
-
-def end(child):
-    child.kill()
-    child.communicate()
 
 
 def test_a_killed_sender_is_lost_and_its_rooms_are_over(backend):
