@@ -55,5 +55,5 @@ async def _end(handoff: asyncio.Task[None], head: asyncio.Task[Answer]) -> None:
     failed, answer = await asyncio.gather(handoff, head, return_exceptions=True)
     if isinstance(answer, Answer):
         answer.response.close()
-        if isinstance(failed, LegFailed):
+        if isinstance(failed, LegFailed) and answer.response.status == 200:
             logger.warning("the prefill leg failed after decode had begun: %s", failed)
