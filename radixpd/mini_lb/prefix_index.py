@@ -166,6 +166,15 @@ class PrefixIndex:
             self._forest.keep(run, number + tier, 0)
             self._forest.tidy(run)
 
+    def trim(self, worker: str, pages: int, *, tier: int = DEVICE) -> None:
+        """Drop the least recently used until the worker has no more than so many pages."""
+        number = self._numbers.get(worker)
+        while number is not None and self._forest.held[number + tier] > pages:
+            run = next(iter(self._forest.used[number + tier]))
+            excess = self._forest.held[number + tier] - pages
+            self._forest.keep(run, number + tier, max(0, run.held[number + tier] - excess))
+            self._forest.tidy(run)
+
     def dump(self, worker: str) -> list[tuple[int, int | None, list[int]]]:
         """All that the worker has, as (tier, parent page, pages), parents first: `store` of each builds it again, for a late joiner."""
         number = self._numbers.get(worker)

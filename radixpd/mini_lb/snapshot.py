@@ -7,17 +7,18 @@ reported, and what each has cached of the prompt at hand.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Candidate", "Choice", "DecodeModel", "Hits", "PrefillModel", "Role", "RouteAsk", "WorkerSnapshot"]
+__all__ = ["Candidate", "Choice", "DecodeModel", "Hits", "PrefillModel", "Role", "RouteAsk", "Situation", "Tuning", "WorkerSnapshot"]
 
 Role = Literal["regular", "prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillModel:
-    """Seconds that a worker takes for prompts: `a + b*sum(n) + c*sum(n^2)`, fitted online by `cost`."""
+    """Seconds that a worker takes for prompts: `a + b*sum(n) + c*sum(n^2)`, fitted online by `fit`."""
 
     a: float = 0.005
     b: float = 0.0001
@@ -69,7 +70,7 @@ NO_HITS = Hits()
 class WorkerSnapshot:
     """One worker. `name` is unique and stays over restarts. `usable`: healthy, circuit not open, not draining.
 
-    Reported by the worker: running, waiting, max_running, kv_tokens, free_tokens. From `dispatch`: in_flight, queued_*, hits, models.
+    Reported by the worker: running, waiting, max_running, kv_tokens, free_tokens. From `dispatch`: all that follows.
     """
 
     name: str
@@ -85,6 +86,10 @@ class WorkerSnapshot:
     in_flight: int = 0  # requests sent there whose answer has not ended, and those of others as last reported
     queued_tokens: int = 0  # uncached prompt tokens ahead of a new request
     queued_s: float = 0.0  # how long they will still take
+    used_tokens: int = 0  # of the KV pool by requests, also those that are still on their way
+    recent_s: float = 0.0  # seconds of work sent there of late, older work counting less
+    room_tokens: int | None = None  # that its cache can take before something must go; None for unknown
+    idle_s: float = 0.0  # for how long what would go first has not been used
     hits: Hits = NO_HITS
     prefill: PrefillModel = PrefillModel()
     decode: DecodeModel = DecodeModel()
@@ -108,6 +113,37 @@ class RouteAsk:
 
 
 @dataclass(frozen=True, slots=True)
+class Tuning:
+    """Numbers that policies are tuned by. The first three are those of SGLang's router."""
+
+    cache_threshold: float = 0.3  # cache_aware follows a match of a larger share of the prompt
+    balance_abs_threshold: int = 64  # and drops affinity where requests in flight differ by more than this
+    balance_rel_threshold: float = 1.5  # and by more than this factor
+    work_weight: float = 1.25  # computing delays whoever comes later, so it costs more than its own time
+    evict_weight: float = 0.5  # worth of evicted tokens, as a share of computing them
+    host_share: float = 0.1  # loading a page back from the host tier, as a share of computing it
+    imbalance_soft: float = 0.25  # price of a worker's recent work over the mean, as a share of computing the prompt
+    imbalance_bound: float = 1.1  # over the mean by this factor
+    imbalance_hard: float = 1.0  # and the excess costs this, times the prefix's heat
+    hot: float = 20.0  # requests with the same prefix that count as heat
+    handoff_s: float = 0.005  # that a handoff takes beside the bytes
+    link_bytes_per_s: float = 1e9  # between prefill and decode servers
+    bytes_per_token: float = 100e3  # of KV
+    overlap: float = 0.8  # share of a prefill's time in which its pages travel for free
+    stall: float = 0.1  # what a second of prefill at a decode server costs each request that it stalls
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a policy may use besides ask and workers. `turn` counts the choices made so far."""
+
+    turn: int = 0
+    random: random.Random = field(default_factory=lambda: random.Random(0))
+    heat: float = 0.0  # recent requests that shared as much of a prefix as this one
+    tuning: Tuning = Tuning()
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """One worker (or one pair) that was considered: `ttft_s` is the sum of the parts, `score` what was compared (lower wins)."""
 
@@ -119,8 +155,10 @@ class Candidate:
     queue_s: float = 0.0
     prefill_s: float = 0.0
     transfer_s: float = 0.0
-    decode_s: float = 0.0  # what slots and KV pressure at the generating side add
-    tpot_s: float = 0.0
+    decode_s: float = 0.0  # wait for a slot and for KV memory, and one decode step
+    tpot_s: float = 0.0  # time per output token there
+    evict_s: float = 0.0  # worth of what must go from the cache
+    imbalance_s: float = 0.0  # price of a worker that has had more than its share
 
     @property
     def ttft_s(self) -> float:
