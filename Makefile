@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-full check bench-core bench-serving bench-offline bench-one-batch clean
+.PHONY: help serve test test-full check transports bench-core bench-serving bench-offline bench-one-batch clean
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null))
 VENV ?= .venv
@@ -35,6 +35,8 @@ check: $(VENV)/.test  ## ruff, ruff format, mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+transports: $(VENV)/.transports  ## install what --disaggregation-transfer-backend mooncake and nixl need; `make test` then tests them
 
 bench-core: $(VENV)/.serve  ## time the brain alone
 	$(BIN)/python benchmark/bench_core.py $(ARGS)
@@ -71,4 +73,8 @@ $(VENV)/.serve: $(VENV)/.python $(PINS)-torch.txt $(PINS).txt $(PINS)-demo.txt p
 $(VENV)/.test: $(VENV)/.serve $(PINS)-dev.txt $(PINS)-fixtures.txt
 	$(PIP) -r $(PINS)-dev.txt
 	$(PIP) --no-deps -r $(PINS)-fixtures.txt
+	@touch $@
+
+$(VENV)/.transports: $(VENV)/.test $(PINS)-transports.txt
+	$(PIP) --no-deps -r $(PINS)-transports.txt
 	@touch $@

@@ -94,7 +94,7 @@ class Engine:
             if self._users:
                 return
         self.library.batch_unregister_memory(self._addresses)
-        self._rows = []
+        self._rows = []  # not earlier
         _spare.setdefault(self._key, []).append(self.library)
 
 

@@ -6,6 +6,7 @@ import base64
 import gc
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,14 +74,17 @@ def test_pages_come_over_tcp_bit_for_bit():
 def test_a_mover_is_asked_often_only_while_something_is_awaited():
     """The library wakes nobody up; a server at rest must not pay for that."""
     pair = Pair("nixl")
-    ground = pair.d.mover._ground
-    until(lambda: ground.nap == LOOK, "rest")
+
+    def nap(side):
+        return side.do(side.mover._timeout)
+
+    until(lambda: nap(pair.d) == LOOK, "rest")
     pair.expect(1)
-    until(lambda: ground.nap < LOOK / 10, "haste")
+    until(lambda: nap(pair.d) < LOOK / 10, "haste")
     pair.p.mover.begin([send([1], [1])])
     pair.d.reports.wait(Landed(7))
-    until(lambda: ground.nap == LOOK, "rest again")
-    until(lambda: pair.p.mover._ground.nap == LOOK, "rest of the sender")
+    until(lambda: nap(pair.d) == LOOK, "rest again")
+    until(lambda: nap(pair.p) == LOOK, "rest of the sender")
     pair.close()
 
 
@@ -164,14 +168,38 @@ def test_what_is_under_way_to_a_peer_that_is_parted_with_is_broken_off():
     stuck.receiver.end()
 
 
+class Faulty:
+    """An agent whose next transfer fails as after a network that was away: it knows the peer, and has no connection."""
+
+    def __init__(self, agent):
+        self._agent = agent
+        self.broken = True
+
+    def __getattr__(self, name):
+        return getattr(self._agent, name)
+
+    def transfer(self, handle):
+        if self.broken:
+            raise sys.modules["radixpd.kv.transport_nixl"].NIXL.nixlBind.nixlRemoteDisconnectError("away")
+        return self._agent.transfer(handle)
+
+    def remove_remote_agent(self, name):
+        self.broken = False
+        self._agent.remove_remote_agent(name)
+
+
 def test_a_connection_that_has_failed_is_made_anew():
-    """The receiver's agent forgets ours: as after a network that was away."""
     pair = Pair("nixl")
-    for room in (7, 8):
-        pair.expect(1, room=room)
-        pair.p.mover.begin([send([1], [1], room=room, ticket=room)])
-        pair.d.reports.wait(Landed(room))
-        pair.p.do(lambda: pair.p.transport._wire._disconnect(D, "away"))
+    wire = pair.p.transport._wire
+    wire._agent = Faulty(wire._agent)
+    pair.expect(1)
+    pair.p.mover.begin([send([1], [1])])
+    pair.p.reports.wait(failed(1, "NIXL: away"))
+    until(lambda: not wire._flying)
+    pair.expect(1, room=8)
+    pair.p.mover.begin([send([1], [1], room=8, ticket=2)])
+    pair.d.reports.wait(Landed(8))
+    assert pair.same([1], [1])
     pair.close()
 
 
