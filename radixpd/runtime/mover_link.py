@@ -38,7 +38,9 @@ def mover_options(resolved: Resolved, folder: str) -> MoverOptions:
     return MoverOptions(
         backends=carriers(settings.disaggregation_transfer_backend, codec),
         link_gbps=settings.disaggregation_link_gbps,
-        transport=TransportOptions(host=server.host, advertise=reachable_host(resolved), folder=folder),
+        transport=TransportOptions(
+            host=server.host, advertise=reachable_host(resolved), folder=folder, ib_device=settings.disaggregation_ib_device or ""
+        ),
         codec=codec,
     )
 

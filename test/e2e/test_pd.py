@@ -7,7 +7,6 @@ alone.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +16,11 @@ import pytest
 from e2e.pd import Pair
 from e2e.pd_prompts import COUNT, Case, threads
 from e2e.servers import Server, together
+from kv.moving import need
 
 CHUNKS, PAGES = ("32", "512"), ("1", "16")
-PACKAGES = {"shm": "", "tcp": "", "mooncake": "mooncake", "nixl": "nixl"}  # what carries pages, and what must be installed for it
+ALWAYS = ("shm", "tcp")  # others need a package
+TRANSPORTS = (*ALWAYS, "mooncake", "nixl")
 Row = tuple[str, str, str, str]  # transport, chunk size, page size, overlap
 ROWS: list[Row] = [
     ("shm", "32", "16", "on"),
@@ -31,15 +32,14 @@ ROWS: list[Row] = [
     ("nixl", "32", "1", "on"),
     ("nixl", "512", "16", "on"),
 ]
-PRODUCT = [row for row in itertools.product(PACKAGES, CHUNKS, PAGES, ("on", "off")) if row not in ROWS]
+PRODUCT = [row for row in itertools.product(TRANSPORTS, CHUNKS, PAGES, ("on", "off")) if row not in ROWS]
 
 
 def flags(row: Row) -> tuple[str, ...]:
     """The flags of a row, for both servers; without its package a row is skipped."""
     transport, chunk, page, overlap = row
-    package = PACKAGES[transport]
-    if package and importlib.util.find_spec(package) is None:
-        pytest.skip(f"{transport} needs the package {package}, which is not installed")
+    if transport not in ALWAYS:
+        need(transport)
     shown = ["--disaggregation-transfer-backend", transport, "--chunked-prefill-size", chunk, "--page-size", page]
     return (*shown, "--dtype", "float32", "--max-total-tokens", "4096", *(["--disable-overlap-schedule"] if overlap == "off" else []))
 
@@ -98,11 +98,11 @@ def check_equal(pair: Pair, cases: list[list[Case]]) -> None:
 
 
 def test_rows_hold_every_pair() -> None:
-    always = [row for row in ROWS if not PACKAGES[row[0]]]
+    always = [row for row in ROWS if row[0] in ALWAYS]
     for one, other in itertools.combinations(range(3), 2):
         values = [sorted({row[index] for row in always}) for index in (one, other)]
         assert {(row[one], row[other]) for row in always} == set(itertools.product(*values))
-    for transport in PACKAGES:
+    for transport in TRANSPORTS:
         assert {row[1] for row in ROWS if row[0] == transport} == set(CHUNKS)
         assert {row[2] for row in ROWS if row[0] == transport} == set(PAGES)
 
