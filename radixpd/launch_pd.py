@@ -97,19 +97,25 @@ def parse(argv: Sequence[str]) -> Group:
         lb_args=_words("--lb-args", known.lb_args),
         settings=cli.parse(common),
     )
-    for flag, words, chosen in (
-        ("", common, OURS),
-        ("--prefill-args: ", group.prefill_args, (*OURS, "host", "port")),
-        ("--decode-args: ", group.decode_args, (*OURS, "host", "port")),
-    ):
-        for name in chosen:
-            if any(word.partition("=")[0] == f"--{name}" for word in words):
-                raise ConfigError(f"{flag}--{name} is chosen by launch_pd")
+    _refuse_chosen("", group.common, OURS)
+    _refuse_chosen("--prefill-args: ", group.prefill_args, (*OURS, "host", "port"))
+    _refuse_chosen("--decode-args: ", group.decode_args, (*OURS, "host", "port"))
+    _refuse_chosen("--lb-args: ", group.lb_args, ("config", "worker-urls", "prefill", "decode", "host", "port"))
     for role in ("prefill", "decode"):
         cli.parse(group.args(role))
+    if group.lb_args:
+        from radixpd.mini_lb.settings import read
+
+        read(group.lb_args)
     if group.settings.server.port == 0:
         raise ConfigError("--port 0: give the load balancer a port that clients can know")
     return group
+
+
+def _refuse_chosen(where: str, words: Sequence[str], names: Sequence[str]) -> None:
+    for word in words:
+        if (name := word.partition("=")[0].removeprefix("--")) in names and word.startswith("--"):
+            raise ConfigError(f"{where}--{name} is chosen by launch_pd")
 
 
 def _count(flag: str, text: str) -> int:

@@ -18,7 +18,18 @@ from radixpd.errors import ConfigError
 from radixpd.mini_lb.balance import POLICIES
 from radixpd.mini_lb.snapshot import Role
 
-__all__ = ["DoorSettings", "FleetSettings", "LbSettings", "ObserveSettings", "RetrySettings", "WorkerSpec", "check_url", "parse", "workers"]
+__all__ = [
+    "DoorSettings",
+    "FleetSettings",
+    "LbSettings",
+    "ObserveSettings",
+    "RetrySettings",
+    "WorkerSpec",
+    "check_url",
+    "parse",
+    "read",
+    "workers",
+]
 
 URL = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 BOOTSTRAP_PORT = 8998
@@ -108,11 +119,15 @@ class WorkerSpec:
 
 def parse(argv: Sequence[str]) -> LbSettings:
     """`argv` without the program's name. `--help` and `--version` print and exit."""
-    settings = parse_as(
-        LbSettings, argv, program="radixpd.mini_lb", usage="--worker-urls URL... [flags]", about="Spread requests over radixpd servers."
-    )
+    settings = read(argv)
     _check(settings)
     return settings
+
+
+def read(argv: Sequence[str]) -> LbSettings:
+    """The same for flags that are not all there yet: each is checked, not what goes together."""
+    usage, about = "--worker-urls URL... [flags]", "Spread requests over radixpd servers."
+    return parse_as(LbSettings, argv, program="radixpd.mini_lb", usage=usage, about=about)
 
 
 def workers(fleet: FleetSettings) -> list[WorkerSpec]:
