@@ -1,4 +1,4 @@
-"""Real servers for end-to-end tests: `python -m radixpd.launch_server` in processes of its own, spoken to over HTTP.
+"""Real servers for end-to-end tests: `python -m radixpd.launch_server` (or `launch_pd`) in processes of its own, spoken to over HTTP.
 
 `Server` starts one and waits for /health with a deadline; `close` drains it and fails the test if it does not exit cleanly.
 `together` sends requests at once. `tiny_chat_model` writes a tiny random
@@ -79,13 +79,15 @@ class Answer:
 class Server:
     """One running server."""
 
-    def __init__(self, model: str | Path, *flags: str, wait: bool = True, **environment: str) -> None:
-        self.port = free_port()
+    def __init__(
+        self, model: str | Path, *flags: str, wait: bool = True, port: int = 0, module: str = "radixpd.launch_server", **environment: str
+    ) -> None:
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [
             sys.executable,
             "-m",
-            "radixpd.launch_server",
+            module,
             "--model-path",
             str(model),
             "--port",
