@@ -12,7 +12,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from radixpd.core.load import LoadSnapshot
 from radixpd.core.request import Finish, SamplingParams
 from radixpd.core.step import PromptScores, TokenLogprobs
 from radixpd.core.tree_view import OWNERS, CacheView
+from radixpd.core.whereabouts import Whereabouts
 from radixpd.runtime.links import Addresses, Receiver, Sender
 from radixpd.runtime.messages import Abort, Batch, Control, Failed, FromApi, Generate, Load, Reply, Shutdown, Stop
 
@@ -135,6 +136,7 @@ class FakeEngine:
             "configure_logging": {}, "freeze_gc": {"frozen": 1}, "start_profile": {}, "stop_profile": {"path": "/fake/trace.json"},
         }  # fmt: skip
         self.cached = 0
+        self.loose: list[dict[str, Any]] = []  # of `state`: what is no request's
         self.cache = CacheView(
             page_size=16, pages=256, free_pages=256, tree_pages=0, locked_pages=0, request_pages=0, quarantine_pages=0,
             pages_per_cell=1, runs=[(OWNERS.index("free"), 256)], nodes=[], hidden_pages=0,
@@ -205,8 +207,8 @@ class FakeEngine:
                     self._end_now(rid, Finish("abort", message=text, status=status))
                 case Stop(rid, keep, matched):
                     self._end_now(rid, Finish("stop", matched=matched), keep=keep)
-                case Control(number, action):
-                    self._answer(number, action)
+                case Control(number, action, args):
+                    self._answer(number, action, args)
                 case Shutdown():
                     pass
         for waiter in list(self._waiters):
@@ -222,9 +224,10 @@ class FakeEngine:
         self._send_load()
         self._turn_soon()
 
-    def _answer(self, number: int, action: str) -> None:
+    def _answer(self, number: int, action: str, args: dict[str, Any]) -> None:
         if action == "state":
-            self._sender.send(Reply(number, {"running": len(self._samples)}))
+            rids = [rid for rid in args.get("rids", self._samples) if rid in self._samples]
+            self._sender.send(Reply(number, {"in_flight": 0, "requests": [*map(self._place, rids), *([] if args else self.loose)]}))
         elif action == "cache_tree":
             self._sender.send(Reply(number, msgspec.to_builtins(self.cache, builtin_types=(bytes,))))
         elif action == "flush_cache":
@@ -294,6 +297,11 @@ class FakeEngine:
         self._totals["aborted"] += finish.kind == "abort"
         completion = sample.sent if keep is None else keep
         return Finished(sample.rid, finish, len(sample.request.prompt), completion, self.cached, 0, self._journey(sample))
+
+    def _place(self, rid: str) -> dict[str, Any]:
+        prompt = len(self._samples[rid].request.prompt)
+        place = Whereabouts(rid=rid, part="decode", since=0.5, waits_for="runner", phase="running", age=1.0, slot=0, prompt_tokens=prompt)
+        return asdict(place)
 
     def _journey(self, sample: _Sample) -> Journey:
         prompt = len(sample.request.prompt)

@@ -40,7 +40,7 @@ TORCH_PROCESSES = (
 )
 FOR_SERVER = (
     "caller", "client", "messages", "metrics", "output", "admission", "defaults", "tokenizer_manager", "child", "off_loop", "request_log",
-    "crash_dump", "disaggregation", "orders", "watchdog",
+    "crash_dump", "disaggregation", "journeys", "orders", "watchdog",
 )  # fmt: skip
 TORCH_SIDE = (
     "torch",
@@ -86,6 +86,8 @@ ROWS = (
             "core.load",
             "core.effects",
             "core.tree_view",
+            "core.journey",
+            "core.whereabouts",
         ),
         external=("aiohttp", "uvloop", "msgspec"),
     ),

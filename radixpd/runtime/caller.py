@@ -55,9 +55,9 @@ class Caller:
         """What the caller calls a request of its own."""
         return rid.removeprefix(self.scope)
 
-    def may_see(self, rid: str) -> bool:
-        """Whether the request called `rid` inside the server is this caller's business."""
-        return self.operator or rid.startswith(self.scope)
+    def may_see(self, rid: str | None) -> bool:
+        """Whether the request called `rid` inside the server is this caller's business; what is no request's is an operator's."""
+        return self.operator or (rid is not None and rid.startswith(self.scope))
 
 
 _CALLER: ContextVar[Caller] = ContextVar("caller")

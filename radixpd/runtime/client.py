@@ -20,6 +20,7 @@ import zmq
 
 from radixpd.core.load import LoadSnapshot
 from radixpd.errors import BadRequest, EngineFailed, Overloaded
+from radixpd.runtime.journeys import Ended, Journeys
 from radixpd.runtime.links import Addresses, Receiver, Sender
 from radixpd.runtime.messages import Abort, Batch, Control, Failed, FromScheduler, Generate, Load, Reply, RunnerReady, Shutdown
 from radixpd.runtime.output import Output
@@ -45,6 +46,7 @@ class Client:
         self.outputs: dict[str, Output] = {}
         self.groups: dict[str, set[str]] = {}  # a client's rid -> the rids of its outputs
         self.unstarted: set[str] = set()  # rids whose prompt is not computed yet
+        self.journeys = Journeys()
         self.load = LoadSnapshot()
         self.ready = asyncio.Event()
         self.weights_seconds: float | None = None  # that the runner took to load
@@ -80,6 +82,7 @@ class Client:
         for output in outputs:
             assert output.rid not in self.outputs
             self.outputs[output.rid] = output
+            self.journeys.begin(output.group)
             self.groups.setdefault(output.group, set()).add(output.rid)
             self.unstarted.add(output.rid)
         self._idle.clear()
@@ -205,6 +208,7 @@ class Client:
     def _on_batch(self, batch: Batch) -> None:
         outputs = self.outputs
         changed: dict[str, Output] = {}
+        left: list[Output] = []
         for prefilled in batch.prefilled:
             self.unstarted.discard(prefilled.rid)
             if (output := outputs.get(prefilled.rid)) is not None:
@@ -224,9 +228,13 @@ class Client:
                 self._leave_group(output)
                 output.end(finished)
                 changed[finished.rid] = output
+                left.append(output)
         for output in changed.values():
             if (stop := output.settle()) is not None:
                 self._sender.send(stop)
+        for output in left:
+            if output.kept and (ended := Ended.of(output)) is not None:
+                self.journeys.add(output.group, ended)
         if not outputs:
             self._idle.set()
 

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from radixpd.core.journey import Journey
 from radixpd.core.load import LoadSnapshot
 from radixpd.runtime.output import Output
 
@@ -26,6 +27,9 @@ WAIT_BUCKETS = (0.001, 0.005, *LATENCY_BUCKETS)
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 4, 8)
 LENGTH_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 COUNT_BUCKETS = (0, 1, 2, 3, 5, 10, 20)
+MS_BUCKETS = (0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 120_000)
+MB_BUCKETS = (0.01, 0.1, 1, 4, 16, 64, 256, 1024, 4096, 16_384)
+GB_S_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 
 # A second series beside each of ours, saying when its first sample came: nobody reads it.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -54,9 +58,15 @@ GAUGES = (
     _Row("num_retracted_reqs", "Of those, requests that ran before and gave their pages back", lambda v: v.load.retracted),
     _Row("num_paused_reqs", "Requests that /pause_generation holds up", lambda v: v.load.held),
     _Row("max_running_requests", "Slots", lambda v: v.load.max_running),
-    _Row("num_used_tokens", "Tokens of KV pages that a request owns or locks", lambda v: v.load.used_tokens),
+    _Row(
+        "num_prefill_prealloc_queue_reqs", "On a prefill server: no decode server has pages for it yet", lambda v: v.load.prefill_prealloc
+    ),
+    _Row("num_prefill_inflight_queue_reqs", "On a prefill server: computed, their last pages leave", lambda v: v.load.prefill_inflight),
+    _Row("num_decode_prealloc_queue_reqs", "On a decode server: rooms without pages", lambda v: v.load.decode_prealloc),
+    _Row("num_decode_transfer_queue_reqs", "On a decode server: first token or KV is still to come", lambda v: v.load.decode_transfer),
+    _Row("num_used_tokens", "Tokens of KV pages that a request owns or locks, or in quarantine", lambda v: v.load.used_tokens),
     _Row("max_total_num_tokens", "Tokens that the KV pool holds", lambda v: v.load.pages * v.load.page_size),
-    _Row("token_usage", "Share of the KV pool that requests own or lock", lambda v: v.load.token_usage),
+    _Row("token_usage", "Share of the KV pool that is used", lambda v: v.load.token_usage),
     _Row("utilization", "The larger one of token_usage and the share of slots in use", lambda v: v.load.utilization),
     _Row("cache_hit_rate", "Share of all prompt tokens that came from the cache", lambda v: v.load.hit_rate),
     _Row("gen_throughput", "Generated tokens a second, over the last seconds", lambda v: v.throughput),
@@ -76,6 +86,10 @@ TOTALS = (
     ),
     _Row("num_requests", "Requests that have ended", lambda v: v.load.finished_total),
     _Row("num_aborted_requests", "Of those, requests that ended by an abort", lambda v: v.load.aborted_total),
+    _Row("num_bootstrap_failed_reqs", "Handoffs that failed before a page could be sent", lambda v: v.load.bootstrap_failed_total),
+    _Row("num_transfer_failed_reqs", "Handoffs that failed later", lambda v: v.load.transfer_failed_total),
+    _Row("num_fallback_reqs", "Prompts that a decode server computed for want of its prefill server", lambda v: v.load.fallbacks_total),
+    _Row("kv_transfer_pages", "KV pages that a prefill server has sent", lambda v: v.load.sent_pages_total),
     _Row("num_steps", "Steps that were planned", lambda v: v.load.steps_total),
     _Row("execution_seconds", "Seconds that the runner spent on steps", lambda v: v.load.execution_seconds_total),
 )
@@ -98,7 +112,19 @@ FAMILIES = (
         "KV pages by owner",
         "owner",
         GaugeMetricFamily,
-        lambda load: {"free": load.free_pages, "tree": load.tree_pages, "request": load.request_pages},
+        lambda load: {
+            "free": load.free_pages,
+            "tree": load.tree_pages,
+            "request": load.request_pages,
+            "quarantine": load.quarantine_pages,
+        },
+    ),
+    _Family(
+        "kv_transfer_bytes",
+        "KV that a decode server has received: as it lies in its pages, and as it was on the wire",
+        "kind",
+        CounterMetricFamily,
+        lambda load: {"raw": load.received_bytes_total, "wire": load.wire_bytes_total},
     ),
     _Family(
         "realtime_tokens",
@@ -157,6 +183,12 @@ class Metrics:
         self._retractions = histogram("num_retractions", "Retractions of one request", COUNT_BUCKETS)
         self._prompts = histogram("prompt_tokens_histogram", "Tokens of one prompt", LENGTH_BUCKETS) if lengths else None
         self._outputs = histogram("generation_tokens_histogram", "Tokens of one output", LENGTH_BUCKETS) if lengths else None
+        self._bootstrap = histogram("kv_transfer_bootstrap_ms", "On a prefill server: until decode had reserved pages", MS_BUCKETS)
+        self._alloc = histogram("kv_transfer_alloc_ms", "On a decode server: from arrival until it had pages", MS_BUCKETS)
+        self._transfer = histogram("kv_transfer_latency_ms", "From the first page given to the mover to the last byte", MS_BUCKETS)
+        self._visible = histogram("kv_transfer_visible_ms", "Of those, after the first token was known", MS_BUCKETS)
+        self._sizes = histogram("kv_transfer_total_mb", "Megabytes of KV of one handoff, as they lie in the pages", MB_BUCKETS)
+        self._speeds = histogram("kv_transfer_speed_gb_s", "These by the seconds of the transfer", GB_S_BUCKETS)
         self._stages = Histogram(
             PREFIX + "per_stage_req_latency_seconds",
             "Seconds of one request in one stage: tokenize, queue, prefill, decode",
@@ -194,9 +226,21 @@ class Metrics:
             self._prompts.observe(len(output.prompt))
             self._outputs.observe(len(output.ids))
 
-    def left(self, retractions: int) -> None:
+    def left(self, output: Output, retractions: int) -> None:
         """See `output.Observer`."""
         self._retractions.observe(retractions)
+        if output.journey is not None and output.sample == 0:  # what crosses does so once for all samples
+            self._handoff(output.journey)
+
+    def _handoff(self, journey: Journey) -> None:
+        if journey.reserve_ms or journey.pages_sent:
+            (self._bootstrap if journey.leg == "prefill" else self._alloc).observe(journey.reserve_ms)
+        if journey.transfer_ms:
+            self._transfer.observe(journey.transfer_ms)
+            self._visible.observe(journey.visible_transfer_ms)
+        if journey.transfer_ms and journey.bytes_raw:
+            self._sizes.observe(journey.bytes_raw / 1e6)
+            self._speeds.observe(journey.bytes_raw / 1e6 / journey.transfer_ms)
 
     def answered(self, route: str, method: str, status: int) -> None:
         """One HTTP request was answered. `route` is the route's pattern, so that clients cannot make labels."""

@@ -17,6 +17,7 @@ from typing import Protocol, Self
 import numpy as np
 
 from radixpd.core.effects import Finished, Prefilled
+from radixpd.core.journey import Journey
 from radixpd.core.request import Finish, SamplingParams
 from radixpd.core.step import PromptScores, TokenLogprobs
 from radixpd.errors import BadRequest, EngineFailed, Overloaded, PeerFailed, RadixpdError
@@ -40,14 +41,15 @@ class Observer(Protocol):
     def ended(self, output: Output) -> None:
         """The output has its finish."""
 
-    def left(self, retractions: int) -> None:
-        """The brain let the request go; it had been retracted so often."""
+    def left(self, output: Output, retractions: int) -> None:
+        """The brain let the request go: its journey is whole, and it had been retracted so often."""
 
 
 @dataclass(slots=True, eq=False)
 class Output:
     """One sample while it lives and after. `group` is the client's rid; `params`, `priority` and `salted` (it has a namespace of its own)
-    are for those who report about it. `on_end` is called once, when the finish stands; without an `observer` nothing is measured.
+    are for those who report about it. `on_end` is called once, when the finish stands; without an `observer` nothing is measured; what is
+    not `kept` leaves no trace after its end.
     """
 
     rid: str
@@ -62,6 +64,7 @@ class Output:
     priority: int = 0
     salted: bool = False
     keep_stop: bool = False
+    kept: bool = True
     cut: int = 0  # tokens that the prompt has lost at its beginning
     arrived: float = field(default_factory=time.monotonic)
     sent: float = field(default_factory=time.monotonic)  # its prompt is tokenized, the request leaves for the scheduler
@@ -70,6 +73,7 @@ class Output:
     scores: list[PromptScores] = field(default_factory=list)
     text: str = ""  # all that is safe to show; after the end: all
     cached: int = 0
+    journey: Journey | None = None  # once the prompt is computed, or the end has come
     finish: Finish | None = None
     queued: float | None = None  # seconds from arrival to the first plan
     first: float = 0.0
@@ -80,7 +84,7 @@ class Output:
 
     def start(self, effect: Prefilled) -> None:
         """The prompt is computed."""
-        self.cached = effect.cached
+        self.cached, self.journey = effect.cached, effect.journey
         self.queued = effect.queued
 
     def receive(self, token: int, logprobs: TokenLogprobs | None) -> None:
@@ -92,10 +96,11 @@ class Output:
     def end(self, effect: Finished) -> None:
         """The brain's last word; `settle` follows."""
         self._end = effect
+        self.journey = effect.journey
         if self.finish is None:
             self.cached = effect.cached
         if self.observer is not None:
-            self.observer.left(effect.retractions)
+            self.observer.left(self, effect.retractions)
 
     def fail(self, message: str) -> None:
         """The engine is gone."""

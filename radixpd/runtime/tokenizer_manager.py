@@ -283,6 +283,7 @@ class TokenizerManager:
                 priority=ask.priority,
                 salted=bool(ask.namespace),
                 keep_stop=ask.keep_stop,
+                kept=not ask.no_logs,
                 arrived=item.message.arrived,
             )
             for index, rid in enumerate(item.message.rids)

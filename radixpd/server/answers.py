@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
+from radixpd.core.journey import Journey
+
 Triple = tuple[float | None, int, str | None]  # log-probability, token id, its text if asked for
 
 
@@ -39,7 +41,7 @@ class FinishReason(TypedDict):
 
 
 class MetaInfo(TypedDict):
-    """About one output of `/generate`. Lists of log-probabilities are there when asked for."""
+    """About one output of `/generate`. Lists of log-probabilities are there when asked for, the journey with the end."""
 
     id: str
     finish_reason: FinishReason | None
@@ -47,6 +49,7 @@ class MetaInfo(TypedDict):
     completion_tokens: int
     cached_tokens: int
     e2e_latency: float
+    kv_journey: NotRequired[Journey]
     input_token_logprobs: NotRequired[list[Triple]]
     input_top_logprobs: NotRequired[list[list[Triple] | None]]
     input_token_ids_logprobs: NotRequired[list[list[Triple] | None]]
@@ -72,12 +75,13 @@ class CachedTokens(TypedDict):
 
 
 class UsageCount(TypedDict):
-    """Tokens of one request."""
+    """Tokens of one request; its journey (one for each output) where a header asks for it."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: NotRequired[CachedTokens]
+    kv_journey: NotRequired[Journey | list[Journey]]
 
 
 class CompletionLogprobs(TypedDict):

@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler
 
 from radixpd.errors import EngineFailed, RadixpdError
 from radixpd.runtime.caller import caller
-from radixpd.server import admin_api, chat, info_api, native_api, openai_api, openapi, ops_api, page_api, role_api, text_api
+from radixpd.server import admin_api, chat, info_api, journey_api, native_api, openai_api, openapi, ops_api, page_api, role_api, text_api
 from radixpd.server.guards import Cors, Gate, Keys, stamp
 from radixpd.server.observe import observed
 from radixpd.server.replies import INTERNAL, error_body, error_reply, status_reply
@@ -25,12 +25,13 @@ from radixpd.server.unsupported import unsupported
 
 __all__ = ["build_app"]
 
-ROUTED = (native_api, openai_api, chat, text_api, info_api, admin_api, ops_api, page_api, role_api, openapi)  # every module with routes
+# Every module with routes.
+ROUTED = (native_api, openai_api, chat, text_api, info_api, admin_api, ops_api, page_api, role_api, journey_api, openapi)
 GENERATING = (native_api, openai_api, chat)  # what these take by POST or PUT is counted and timed
 # Handlers that need an admin key, where one is set: every order, and what shows texts of everybody's prompts.
 ADMIN = (*(route.handler for module in (admin_api, ops_api, role_api) for route in module.ROUTES), page_api.cache_tree)
 # These show how everybody's requests fare: they join ADMIN where tenants are kept apart.
-SHARED = (info_api.server_info, info_api.get_load, info_api.metrics)
+SHARED = (info_api.server_info, info_api.get_load, info_api.metrics, journey_api.requests)
 LAST_WRITE_SECONDS = 5.0  # for the error that ends a stream, if its client reads no more
 
 logger = logging.getLogger(__name__)

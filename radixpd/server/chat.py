@@ -19,7 +19,17 @@ from radixpd.runtime.output import Output
 from radixpd.server.answers import ChatChunk, ChatCompletion
 from radixpd.server.batch import pick_room
 from radixpd.server.docs import Body, Doc, Schema, or_null, ref
-from radixpd.server.openai_shape import Envelope, Usage, chat_logprobs, ending, ids_of, output_entries, token_names
+from radixpd.server.openai_shape import (
+    HEADERS,
+    Envelope,
+    Usage,
+    chat_logprobs,
+    ending,
+    ids_of,
+    output_entries,
+    token_names,
+    wants_journey,
+)
 from radixpd.server.openai_types import HARMLESS, WISHES, ChatBody, Wishes, split
 from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import Service, service_of
@@ -56,13 +66,14 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
     service = service_of(request)
     service.manager.check_open()
+    journeys = wants_journey(request)
     body, wishes = split(await read_object(request), ChatBody)
     _check(body)
     ask = await _ask(body, wishes, service)
     shown = service.resolved.settings.generation
     envelope = Envelope("chatcmpl", "chat.completion", "chat.completion.chunk", service.resolved.served_name)
     async with await service.manager.submit([ask]) as generation:
-        usage = Usage(generation, shown.enable_cache_report, body.stream_options)
+        usage = Usage(generation, shown.enable_cache_report, body.stream_options, journeys)
         shape = _Shape(service, body)
         ids = ids_of(body).of_prompt(generation.outputs[0])
         if body.stream:
@@ -222,6 +233,7 @@ DOCS = {
             harmless=HARMLESS,
             refused=LATER,
         ),
+        headers=HEADERS,
         events=ChatChunk,
         errors=(499, 502, 503, 504),
     ),

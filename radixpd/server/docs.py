@@ -71,8 +71,8 @@ class Doc:
     """One operation. Errors that every route can have (400, 500, those of keys, deadlines and a body) need not be named.
 
     `answer`: the type of the answer, or None for text; `media`: its content types; `parameters`: schemas of query parameters, and of those
-    parts of the path that are not any text; `events`: the type of one event where `stream` is true; `others`: statuses whose body is not
-    the error shape, with the type of it; `errors`: statuses that are.
+    parts of the path that are not any text; `headers`: schemas of headers that the route reads; `events`: the type of one event where
+    `stream` is true; `others`: statuses whose body is not the error shape, with the type of it; `errors`: statuses that are.
     """
 
     summary: str
@@ -80,6 +80,7 @@ class Doc:
     media: tuple[str, ...] = (JSON_TYPE,)
     body: Body | None = None
     parameters: Mapping[str, Schema] = field(default_factory=dict)
+    headers: Mapping[str, Schema] = field(default_factory=dict)
     events: Any = None
     others: Mapping[int, Any] = field(default_factory=dict)
     errors: tuple[int, ...] = ()

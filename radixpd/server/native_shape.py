@@ -72,6 +72,8 @@ class NativeShape:
             "cached_tokens": output.cached,
             "e2e_latency": time.monotonic() - output.arrived,
         }
+        if finish is not None and output.journey is not None:
+            meta["kv_journey"] = output.journey
         if self._wish is not None:
             if with_prompt:
                 meta |= self._prompt_fields(self._wish)

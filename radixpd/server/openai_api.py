@@ -21,6 +21,7 @@ from radixpd.server.answers import Completion, ModelCard, ModelList
 from radixpd.server.batch import MAX_BATCH, check_rid, pick_all, pick_room
 from radixpd.server.docs import TOKEN_IDS, Body, Doc, one_or_many
 from radixpd.server.openai_shape import (
+    HEADERS,
     Envelope,
     Usage,
     completion_logprobs,
@@ -29,6 +30,7 @@ from radixpd.server.openai_shape import (
     output_entries,
     prompt_entries,
     token_names,
+    wants_journey,
 )
 from radixpd.server.openai_types import HARMLESS, WISHES, CompletionBody, Wishes, split
 from radixpd.server.replies import json_reply, read_object
@@ -44,6 +46,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     """POST /v1/completions."""
     service = service_of(request)
     service.manager.check_open()
+    journeys = wants_journey(request)
     body, wishes = split(await read_object(request), CompletionBody)
     samples = _check(body, wishes)
     prompts, batch = _prompts(body.prompt)
@@ -54,7 +57,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     shown = service.resolved.settings.generation
     envelope = Envelope("cmpl", "text_completion", "text_completion", service.resolved.served_name)
     async with await service.manager.submit(asks) as generation:
-        usage = Usage(generation, shown.enable_cache_report, body.stream_options)
+        usage = Usage(generation, shown.enable_cache_report, body.stream_options, journeys)
         shape = _Shape(service, body, [ask.prompt if isinstance(ask.prompt, str) else None for ask in asks])
         if body.stream:
             frames = _CompletionFrames(shape, envelope, usage, samples=samples)
@@ -248,6 +251,7 @@ DOCS = {
             harmless=HARMLESS,
             refused=LATER,
         ),
+        headers=HEADERS,
         events=Completion,
         errors=(499, 502, 503, 504),
     ),

@@ -14,20 +14,25 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from aiohttp import web
 
 from radixpd.core.request import Finish
 from radixpd.core.step import TokenLogprobs
+from radixpd.errors import BadRequest
 from radixpd.runtime.output import Generation, Output
+from radixpd.server.docs import Schema
 from radixpd.server.native_shape import finite, prompt_scores
 from radixpd.server.openai_types import ChatBody, CompletionBody, StreamOptions
 from radixpd.text.tokenizer import Tokenizer
 
 __all__ = [
-    "Envelope", "Ids", "Usage", "chat_logprobs", "completion_logprobs", "ending", "ids_of", "output_entries", "prompt_entries",
-    "token_names",
+    "Envelope", "HEADERS", "Ids", "Usage", "chat_logprobs", "completion_logprobs", "ending", "ids_of", "output_entries", "prompt_entries",
+    "token_names", "wants_journey",
 ]  # fmt: skip
 
 Entry = tuple[int, float | None, np.ndarray, np.ndarray]  # token id, logprob, top ids, top logprobs
+JOURNEY = "X-Radixpd-Journey"
+HEADERS: dict[str, Schema] = {JOURNEY: {"description": "1: the answer's usage has a kv_journey", "enum": ["0", "1"]}}
 NO_IDS = np.empty(0, dtype=np.int32)
 NO_LOGPROBS = np.empty(0, dtype=np.float32)
 
@@ -57,11 +62,12 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request; `report` says whether cached tokens are told."""
+    """Token counts of one request; `report`: whether cached tokens are told, `journeys`: whether the outputs' journeys are, at the end."""
 
     generation: Generation
     report: bool
     options: StreamOptions | None = None
+    journeys: bool = False
 
     def count(self) -> dict[str, Any]:
         """Usage so far."""
@@ -72,6 +78,9 @@ class Usage:
         if self.report:
             cached = sum(min(len(group[0].prompt), *(output.cached for output in group)) for group in groups)
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        if self.journeys and all(output.finish is not None for output in self.generation.outputs):
+            found = [output.journey for output in self.generation.outputs]
+            usage["kv_journey"] = found if len(found) > 1 else found[0]
         return usage
 
     def tail(self) -> bytes:
@@ -102,6 +111,14 @@ class Ids:
     def of_output(self, output: Output, start: int, stop: int) -> dict[str, Any]:
         """The ids `[start, stop)` of an output, if they were asked for."""
         return {"token_ids": output.ids[start:stop]} if self.output else {}
+
+
+def wants_journey(request: web.Request) -> bool:
+    """Whether the usage of the answer is to have the journey."""
+    wish = request.headers.get(JOURNEY, "0")
+    if wish not in ("0", "1"):
+        raise BadRequest(f"{JOURNEY} must be 0 or 1, got {wish[:40]!r}", param=JOURNEY)
+    return wish == "1"
 
 
 def ids_of(body: ChatBody | CompletionBody) -> Ids:

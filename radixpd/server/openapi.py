@@ -164,6 +164,7 @@ def _parameters(path: str, doc: Doc) -> list[Schema]:
     return [
         *({"name": name, "in": "path", "required": True, "schema": doc.parameters.get(name, text)} for name in inside),
         *({"name": name, "in": "query", "schema": schema} for name, schema in doc.parameters.items() if name not in inside),
+        *({"name": name, "in": "header", "schema": schema} for name, schema in doc.headers.items()),
         {"$ref": "#/components/parameters/RequestId"},
     ]
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
+from radixpd.core.journey import Journey
 from radixpd.core.load import LoadSnapshot
+from radixpd.core.whereabouts import Part
+from radixpd.server.answers import FinishReason
 
 
 class Health(TypedDict):
@@ -67,6 +70,36 @@ class Aborted(TypedDict):
     """How many outputs were open and are being ended."""
 
     aborted: int
+
+
+class RequestState(TypedDict):
+    """Where a live request is: in which `part` of its way, for how many seconds (`since`), and whom it `waits_for` (a peer's name, or one
+    of its own server's parts). With `rid` null: a room or quarantined pages that no request here stands for."""
+
+    rid: str | None
+    part: Part
+    since: float
+    waits_for: str
+    phase: Literal["parked", "waiting", "running", "sending"] | None
+    age: float | None
+    room: int | None
+    peer: str | None
+    slot: int | None
+    pages: int
+    attempt: int
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+
+
+class JourneyAnswer(TypedDict):
+    """One output of a request: `whereabouts` while it is `live`, `kv_journey` once its prompt is computed, `finish_reason` at the end."""
+
+    id: str
+    live: bool
+    whereabouts: RequestState | None
+    finish_reason: FinishReason | None
+    kv_journey: Journey | None
 
 
 class PageOwners(TypedDict):

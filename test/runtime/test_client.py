@@ -23,6 +23,7 @@ class Recorded:
 
     def __init__(self, rid):
         self.rid, self.group, self.ids, self.finish, self.failure, self.settled = rid, "group", [], None, None, 0
+        self.kept, self.sample, self.journey = not rid.startswith("quiet"), 0, None
 
     def start(self, effect):
         pass
@@ -31,7 +32,7 @@ class Recorded:
         self.ids.append(token)
 
     def end(self, effect):
-        self.finish = effect.finish
+        self.finish, self.journey = effect.finish, effect.journey
 
     def settle(self):
         self.settled += 1
@@ -74,6 +75,17 @@ async def test_many_requests_each_get_their_tokens(pair) -> None:
     assert client.unstarted == set()
 
 
+async def test_the_journeys_of_what_has_ended_are_kept(pair) -> None:
+    client, _ = pair
+    submit(client, "a", "quiet")
+    await asyncio.wait_for(client.idle(), 20)
+    (ended,) = client.journeys.of("group")
+    assert (ended.rid, ended.finish.kind, ended.completion, ended.journey.prompt_tokens) == ("a", "length", 5, 3)
+    submit(client, "b", tokens=2)
+    assert client.journeys.of("group") == [], "the name is a new request's"
+    await asyncio.wait_for(client.idle(), 20)
+
+
 async def test_a_flood_of_messages_is_drained_whole(pair) -> None:
     client, engine = pair
     engine.hold()
@@ -109,7 +121,7 @@ async def test_failure_reaches_outputs_questions_and_later_requests(pair) -> Non
 async def test_questions(pair) -> None:
     client, engine = pair
     engine.hold()
-    assert await client.control("state") == {"running": 0}
+    assert await client.control("state") == {"in_flight": 0, "requests": []}
     submit(client, "r")
     with pytest.raises(BadRequest, match="requests are running"):
         await client.control("flush_cache")

@@ -33,7 +33,7 @@ class Observed:
     def ended(self, output):
         self.ends += 1
 
-    def left(self, retractions):
+    def left(self, output, retractions):
         self.retractions.append(retractions)
 
 

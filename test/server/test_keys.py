@@ -20,7 +20,7 @@ ORDERS = [
     ("POST", "/continue_generation"), ("POST", "/configure_logging"), ("POST", "/start_profile"), ("POST", "/stop_profile"),
     ("POST", "/freeze_gc"), ("GET", "/cache_tree"), ("POST", "/pd_role_switch"),
 ]  # fmt: skip
-VIEWS = [("GET", "/server_info"), ("GET", "/get_server_info"), ("GET", "/get_load"), ("GET", "/metrics")]
+VIEWS = [("GET", "/server_info"), ("GET", "/get_server_info"), ("GET", "/get_load"), ("GET", "/metrics"), ("GET", "/requests")]
 
 
 def keyed(*keys: str, admin: str = "", **fields) -> ServerSettings:
