@@ -65,7 +65,7 @@ class Arrivals:
     def __init__(self, layers: int, page_bytes: int) -> None:
         self.layers, self.page_bytes = layers, page_bytes
         self._rooms: dict[int, Expected] = {}
-        self._ended: OrderedDict[int, None] = OrderedDict()
+        self._ended: OrderedDict[int, str] = OrderedDict()  # and who was expected
 
     def expect(self, room: int, peer: str, pages: np.ndarray) -> None:
         """From now on `peer` may write these pages."""
@@ -82,17 +82,22 @@ class Arrivals:
         """Every room's entry."""
         return list(self._rooms.values())
 
+    def writer(self, room: int) -> str | None:
+        """Who is, or was, expected in the room; None if nobody ever was, as far as is remembered."""
+        entry = self._rooms.get(room)
+        return (entry.peer if entry else self._ended.get(room)) or None
+
     def has_ended(self, room: int) -> bool:
         """Whether the room was expected and is over."""
         return room in self._ended
 
     def end(self, room: int) -> bool:
         """The room is over. False if it was not expected."""
-        self._ended[room] = None
+        entry = self._rooms.pop(room, None)
+        self._ended[room] = entry.peer if entry else self._ended.get(room, "")
         self._ended.move_to_end(room)
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
-        entry = self._rooms.pop(room, None)
         if entry is None:
             return False
         for stop in entry.writing:

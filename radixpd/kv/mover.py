@@ -257,8 +257,12 @@ class Mover:
                 else:
                     self._tell(Landed(room))
             case CancelRoom(room):
-                if not arrivals.end(room):
+                if (writer := arrivals.writer(room)) is None:
                     self._cancel(room)
+                    return
+                arrivals.end(room)
+                if not any(transport.may_write(writer) for transport in self._transports.values()):
+                    self._tell(Quiet(room))
 
     def _cancel(self, room: int) -> None:
         self._ended[room] = self._clock()

@@ -195,6 +195,10 @@ class OneSided:
         self._ending.setdefault(room, Ending())
         return self._is_quiet(room)
 
+    def may_write(self, peer: str) -> bool:
+        """See `KVTransport`."""
+        return self._talk.may_write(peer)
+
     def poll(self) -> list[News]:
         """See `KVTransport`."""
         for number, error in self._wire.poll():

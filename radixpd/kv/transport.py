@@ -116,7 +116,7 @@ class Ground:
 
 class KVTransport(Protocol):
     """Carries pages. `expect` of the design is `Arrivals.expect`: one book for all transports; `meet`, `part` and `close`
-    frame the life of a peer and of the transport."""
+    frame the life of a peer and of the transport; `may_write` is what makes a dead peer's rooms quiet at once."""
 
     def open(self, layout: KVLayout, pool: Pool) -> Endpoint:
         """Make the pool reachable. Raises ConfigError."""
@@ -137,6 +137,10 @@ class KVTransport(Protocol):
 
     def cancel(self, room: int) -> bool:
         """Write no more of this room. True: nothing of it is under way; else `Quiet` follows."""
+        ...
+
+    def may_write(self, peer: str) -> bool:
+        """Whether a room that is over here may still be written into: by the peer itself, not by this thread."""
         ...
 
     def poll(self) -> list[News]:

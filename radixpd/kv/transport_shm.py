@@ -157,6 +157,10 @@ class ShmTransport:
             line.drop(room)
         return True
 
+    def may_write(self, peer: str) -> bool:
+        """See `KVTransport`."""
+        return bool(self._writers.get(peer))
+
     def poll(self) -> list[News]:
         """See `KVTransport`."""
         self._reception.poll()

@@ -115,6 +115,10 @@ class TcpTransport:
         answers = [line.cancel(room) for line in self._lines.values()]  # every one is asked
         return all(answers)
 
+    def may_write(self, peer: str) -> bool:
+        """See `KVTransport`. Bytes that this thread puts into the pool stop with the room; others while the peer is connected."""
+        return not self._bodies and (bool(self._reception.of(peer)) or peer in self._alone)
+
     def poll(self) -> list[News]:
         """See `KVTransport`."""
         self._reception.poll()

@@ -142,7 +142,10 @@ class Exchange:
             moved = True
             match message:
                 case Report():
-                    self._scheduler.receive(report_of(message), "", now)
+                    report = report_of(message)
+                    if isinstance(report, PeerLost):
+                        self.peers.doubt(report.peer)
+                    self._scheduler.receive(report, "", now)
                 case Met(peer):
                     for early in self._early.pop(peer, []):
                         self._scheduler.receive(early, peer, now)

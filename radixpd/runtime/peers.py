@@ -102,6 +102,11 @@ class Peers:
         self._ready += call.send(message, now)
         self._watch(call)
 
+    def doubt(self, peer: str) -> None:
+        """Somebody else has seen its process, or its data connections, end: until it is heard again it counts as silent."""
+        if (call := self._calls.get(peer)) is not None and call.line is not None and call.line.offers is not None:
+            call.line.silent = True
+
     def drain(self, now: float) -> list[Event]:
         """What has come, of all peers: messages for the brain, and news."""
         events, self._ready = self._ready, []

@@ -35,6 +35,10 @@ class Peers(Queue):
     def __init__(self) -> None:
         super().__init__()
         self.sent: list[Any] = []
+        self.doubted: list[str] = []
+
+    def doubt(self, peer: str) -> None:
+        self.doubted.append(peer)
 
     def tick(self, now: float) -> None:
         pass
@@ -79,7 +83,7 @@ class World:
 @pytest.mark.parametrize("writes", [True, False])
 def test_a_peer_is_heard_once_the_mover_knows_the_way_to_it(writes: bool) -> None:
     world = World(writes=writes)
-    reserve = Reserve(1, 20, 0, np.arange(2, dtype=np.int32), 10.0)
+    reserve = Reserve(1, 20, 0, np.arange(2, dtype=np.int32), 10.0, b"d" * 32)
     assert world.take(("d", UP), ("d", reserve), ("other", NotNeeded(2))) == [("other", NotNeeded(2))]
     assert world.orders.drain() == [Meet("d", b"k" * 32, {"tcp": {}} if writes else None)]
     assert world.take(("d", NotNeeded(3)), reports=(to_report(TicketDone(9)),)) == [("", TicketDone(9))]
@@ -108,3 +112,10 @@ def test_prefill_loses_a_restarted_decode_server_at_once() -> None:
     world = World(writes=True)
     assert world.take(("d", UP), ("d", NotNeeded(1)), ("d", PeerGone("restarted"))) == [("", PeerLost("d", "restarted"))]
     assert world.take(reports=(Met("d"), Dismissed("d"))) == [], "what the old process had said is of no use"
+
+
+def test_a_peer_whose_process_the_mover_has_seen_end_is_not_asked_again_before_it_is_heard() -> None:
+    world = World(writes=False)
+    world.take(("p", UP), reports=(Met("p"),))
+    world.take(reports=(to_report(PeerLost("p", "killed")),))
+    assert world.peers.doubted == ["p"]
