@@ -90,6 +90,7 @@ class Stub:
     script: Script | None = None
     healthy: bool = True
     load: dict[str, Any] = field(default_factory=dict)
+    statuses: dict[str, int] = field(default_factory=dict)  # by path, where it is not 200 and no script answers
     visits: list[Visit] = field(default_factory=list)  # but for looks at health and load
     looks: list[Visit] = field(default_factory=list)
     url: str = ""
@@ -130,7 +131,8 @@ class Stub:
             if request.path in GENERATING and self.script is not None:
                 response = await self.script(request, visit)
             else:
-                response = web.json_response({"text": self.name, "meta_info": {"completion_tokens": 1}})
+                status = self.statuses.get(request.path, 200)
+                response = web.json_response({"text": self.name, "meta_info": {"completion_tokens": 1}}, status=status)
             visit.end = visit.end or "answered"
             return response
         except (asyncio.CancelledError, ConnectionError):

@@ -117,7 +117,7 @@ async def test_load_is_read_and_shown(stubs, balance) -> None:
     assert (await shown(lb, a.url))["load"] == {"running": 2, "waiting": 2, "kv_tokens": 1600, "free_tokens": 800}
 
 
-async def test_is_04_a_restarted_worker_is_another_one(stubs, balance, monkeypatch) -> None:
+async def test_a_restarted_worker_is_another_one(stubs, balance, monkeypatch) -> None:
     (a,) = await stubs("a", load=LOAD)
     lb = await balance("--worker-urls", a.url)
     forgotten = []
@@ -254,6 +254,32 @@ async def test_orders_reach_every_worker(stubs, balance) -> None:
     await b.stop()
     answer = await lb.post("/pause_generation", {}, status=502)
     assert [each["status"] for each in answer["workers"]] == [200, 502]
+
+
+async def test_pc_07_a_flush_tells_of_each_worker(stubs, balance) -> None:
+    a, b = await stubs("a", "b")
+    lb = await balance("--worker-urls", a.url, b.url)
+    await lb.up(2)
+    assert [each["status"] for each in (await lb.post("/flush_cache", {}))["workers"]] == [200, 200]
+    b.statuses["/flush_cache"] = 400  # it is busy
+    answer = await lb.post("/flush_cache", {}, status=400)
+    assert [(each["url"], each["status"]) for each in answer["workers"]] == [(a.url, 200), (b.url, 400)]
+
+
+async def test_is_04_caches_of_two_salts_are_two(stubs, balance) -> None:
+    """A prompt under another salt is no match: it goes where there is room, not where the same text lies."""
+    a, b = await stubs("a", "b")
+    lb = await balance("--worker-urls", a.url, b.url, "--policy", "cache_aware")
+    await lb.up(2)
+    text = "the very same text for everybody, again and again " * 40
+
+    async def worker_of(**fields) -> str:
+        return (await lb.post(body={"text": text, **fields}))["text"]
+
+    first = await worker_of(cache_salt="one")
+    assert {await worker_of(cache_salt="one") for _ in range(6)} == {first}
+    others = {await worker_of(cache_salt=f"salt {number}") for number in range(20)}
+    assert others == {"a", "b"}
 
 
 async def test_workers_killed_and_restarted_at_random(stubs, balance) -> None:
