@@ -145,7 +145,7 @@ class Pair:
 
 def phases(server: Server) -> list[str]:
     """What each request of a server is in, by its scheduler's word, sorted."""
-    return sorted(request["phase"] for request in server.server_info()["internal_states"][0]["requests"])
+    return sorted(each["phase"] for each in server.server_info()["internal_states"][0]["requests"] if each["rid"] is not None)
 
 
 def open_leg(server: Server, path: str, body: dict[str, Any]) -> socket.socket:
