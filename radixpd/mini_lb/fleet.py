@@ -20,7 +20,7 @@ from radixpd.mini_lb.breaker import Breaker, BreakerRules, State, Ticket
 from radixpd.mini_lb.dispatch import Dispatcher
 from radixpd.mini_lb.load_report import LoadReport, read_load
 from radixpd.mini_lb.settings import FleetSettings, WorkerSpec
-from radixpd.mini_lb.snapshot import WorkerSnapshot
+from radixpd.mini_lb.snapshot import Role, WorkerSnapshot
 from radixpd.mini_lb.upstream import Upstream
 
 __all__ = ["Fleet", "Lease", "Worker"]
@@ -138,6 +138,11 @@ class Fleet:
         now = time.monotonic()
         return [worker for name, worker in self._workers.items() if name not in without and worker.usable(now)]
 
+    def role(self, name: str) -> Role | None:
+        """Of a worker, None if it has left."""
+        worker = self._workers.get(name)
+        return None if worker is None else worker.spec.role
+
     def snapshots(self, now: float, *, without: frozenset[str] = frozenset()) -> list[WorkerSnapshot]:
         """For the policies."""
         return [worker.snapshot(now) for name, worker in self._workers.items() if name not in without]
@@ -152,7 +157,8 @@ class Fleet:
             return worker
         breaker = Breaker(self._rules, random.uniform)
         worker = self._workers[spec.url] = Worker(spec, breaker)
-        self._tasks[spec.url] = asyncio.create_task(self._watch(worker))
+        task = self._tasks[spec.url] = asyncio.create_task(self._watch(worker))
+        task.add_done_callback(_watched)
         return worker
 
     def drain(self, name: str) -> Worker:
@@ -229,3 +235,9 @@ class Fleet:
             logger.info("worker %s has been restarted", worker.name)
         worker.load = load
         self._dispatcher.reported(worker.snapshot(now), now)
+
+
+def _watched(task: asyncio.Task[None]) -> None:
+    """Nobody waits for these tasks: a bug in one must show."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("a worker is no longer looked at", exc_info=error)

@@ -15,7 +15,7 @@ import aiohttp
 from radixpd.mini_lb.fleet import Fleet, Lease
 from radixpd.mini_lb.upstream import LegFailed, Outgoing, Reply, Upstream, response_headers
 
-__all__ = ["Answer", "Legs"]
+__all__ = ["Answer", "Legs", "verdict"]
 
 FAULTS = frozenset((500, 502, 504))
 

@@ -51,9 +51,10 @@ async def _end(handoff: asyncio.Task[None], head: asyncio.Task[Answer]) -> None:
     """Neither leg goes on."""
     handoff.cancel()
     head.cancel()
+    begun = head.done() and not head.cancelled() and head.exception() is None
+    if begun:
+        head.result().response.close()
     # What a leg failed of is known to the caller, or no longer matters; a cancelled request closes its connection.
-    failed, answer = await asyncio.gather(handoff, head, return_exceptions=True)
-    if isinstance(answer, Answer):
-        answer.response.close()
-        if isinstance(failed, LegFailed) and answer.response.status == 200:
-            logger.warning("the prefill leg failed after decode had begun: %s", failed)
+    failed, _ = await asyncio.gather(handoff, head, return_exceptions=True)
+    if begun and isinstance(failed, LegFailed) and head.result().response.status == 200:
+        logger.warning("the prefill leg failed after decode had begun: %s", failed)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
@@ -108,11 +108,17 @@ class Proxy:
                     raise
                 return _given_up(failures[-1])  # nobody is left
             failure = failures[-1]
-            others = self._fleet.usable(without=frozenset(failure.worker for failure in failures))
-            if not failure.retryable or not others or not self._retries.again(len(failures), sent=failure.sent):
+            if not failure.retryable or not self._elsewhere(failures) or not self._retries.again(len(failures), sent=failure.sent):
                 return _given_up(failure)
             self._metrics.retried("status" if failure.reply else "broken" if failure.sent else "unreached")
             await asyncio.sleep(self._retries.wait(len(failures)))
+
+    def _elsewhere(self, failures: Sequence[LegFailed]) -> bool:
+        """Whether somebody else may try. What a busy worker refuses goes to its like only: prefill servers that decode for full decode
+        servers, or the other way round, would soon be full themselves."""
+        last = failures[-1]
+        others = self._fleet.usable(without=frozenset(failure.worker for failure in failures))
+        return any(last.reply is None or worker.spec.role == self._fleet.role(last.worker) for worker in others)
 
     @asynccontextmanager
     async def _chosen(self, ask: Ask, outgoing: Outgoing, arrived: float, without: Without) -> AsyncIterator[Try]:

@@ -17,7 +17,7 @@ from aiohttp import web
 from radixpd.errors import PeerFailed
 from radixpd.mini_lb.answers import Figures, Reader, read_figures
 from radixpd.mini_lb.dispatch import Account
-from radixpd.mini_lb.legs import Answer, Legs
+from radixpd.mini_lb.legs import Answer, Legs, verdict
 from radixpd.mini_lb.upstream import LegFailed, response_headers
 
 __all__ = ["STREAM", "Books", "relay"]
@@ -91,7 +91,7 @@ async def _stream(request: web.Request, answer: Answer, books: Books | None) -> 
             break
         if books is not None:
             books.streamed(reader)
-    lease.ok = True
+    lease.ok = verdict(response.status)
     if books is not None:
         books.answered(reader.figures())
     if not started.prepared:

@@ -287,6 +287,22 @@ async def test_a_prefill_server_that_is_full_sends_its_pair_elsewhere(stubs, bal
     assert all(worker.state(0.0) == "up" for worker in lb.parts.fleet)
 
 
+@pytest.mark.parametrize("busy", ["prefill", "decode"])
+async def test_what_a_busy_half_refuses_is_not_put_on_the_other(share, busy) -> None:
+    lb, pair = await share()
+
+    async def full(request, visit):
+        return web.json_response({"error": {"message": "full"}}, status=503)
+
+    async def hangs(request, visit):
+        await asyncio.Future()
+
+    pair.prefill.script, pair.decode.script = (full, hangs) if busy == "prefill" else (hangs, full)
+    assert (await lb.post(status=503))["error"]["message"] == "full"
+    assert pair.legs == [(1, 1)]
+    await until(lb.idle, "nothing is held")
+
+
 # ---- ends ---------------------------------------------------------------------------------------------------------
 
 
