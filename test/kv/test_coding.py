@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -142,6 +143,23 @@ def test_a_throttled_link_is_charged_with_what_crosses(make):
     assert sum(charged) == landed.wire == pair.p.mover.counters.bytes_out
     assert landed.wire < landed.raw / 4
     assert min(charged) >= build_codec("int4", LAYOUT).encoded_bytes(2), "32 tokens at least, however slow the link"
+
+
+def test_no_bytes_objects_are_made_of_coded_pages(make):
+    """Staging and scratch are torch's memory, made once or a chunk at a time; Python never holds even one page."""
+    layout = KVLayout(layers=1, kv_heads=8, head_dim=64, page_size=256, dtype="float32")
+    pair = make(codec="int8", layout=layout)
+    source, target = np.random.default_rng(1).permutation(64), np.random.default_rng(2).permutation(64)
+    pair.expect(*target)
+    until(lambda: len(pair.d.transport._reception.of(P)) == 3)
+    tracemalloc.start()
+    try:
+        pair.p.mover.begin([send(source, target)])
+        pair.d.reports.wait(Landed(7))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < layout.page_bytes // 2
 
 
 def test_a_piece_never_leaves_less_behind_than_a_group_of_keys():
