@@ -25,13 +25,14 @@ from radixpd.core.handoff import (
     PeerLost,
     PeerMessage,
     PeerSilent,
+    Quiet,
     Renew,
     Reserve,
     Room,
 )  # fmt: skip
 from radixpd.core.legs import Incoming
 from radixpd.core.load import Queues
-from radixpd.core.page_hash import is_lossy, lossy
+from radixpd.core.page_hash import is_lossy, lossy, prompt_digest
 from radixpd.core.plan_builder import PlanBuilder
 from radixpd.core.request import Finish, Phase, Request
 from radixpd.core.roles import Desk, Next
@@ -53,6 +54,7 @@ class DecodeRole:
         self._numbers: dict[int, Room] = {}  # a mover knows rooms by number alone
         self._asked: dict[Room, float] = {}  # quarantined rooms: when the peer was last asked for its `Drained`
         self._since: dict[Room, float] = {}  # and when they got there
+        self._fallen: list[tuple[Request, float]] = []  # waiting to be computed here, since when
 
     def arrive(self, request: Request, now: float) -> Phase:
         """A request with a room waits for pages; one that wants no token has nothing to be handed over. If KV may go through a lossy codec
@@ -72,9 +74,14 @@ class DecodeRole:
         if self.limits.codec != "none":
             for each in request.samples:
                 each.space = lossy(each.space, self.limits.codec)
-        self.rooms[room] = Incoming(room, request, now)
+        self.rooms[room] = Incoming(room, request, now, renewed=now)
         self._numbers[room.number] = room
         return Phase.PARKED
+
+    def on_refused(self, room: Room, reason: str, status: int) -> None:
+        """The peer need not wait for a request that will not come."""
+        if room not in self.rooms and room not in self._asked:
+            self.desk.tell(room.peer, PeerAbort(room.number, reason, status))
 
     def on_message(self, message: PeerMessage | MoverReport, peer: str, now: float) -> None:
         """See `Role`."""
@@ -98,6 +105,9 @@ class DecodeRole:
             case Drained(number):
                 room = Room(number, peer)
                 if room in self._asked:
+                    self._readmit(room)
+            case Quiet(number):
+                for room in [each for each in self._asked if each.number == number]:
                     self._readmit(room)
             case PeerLost(lost, reason):
                 self._lost(lost, reason)
@@ -125,6 +135,7 @@ class DecodeRole:
             if now - asked >= self.limits.renew:
                 self._asked[room] = now
                 self.desk.tell(room.peer, PeerAbort(room.number, ABANDONED, 499))
+        self._check_fallen(now)
         self._reserve_in_order(now)
 
     def stages(self) -> Iterator[Stage]:
@@ -150,6 +161,9 @@ class DecodeRole:
 
     def _check(self, found: Incoming, now: float) -> None:
         limits, waited = self.limits, now - found.since
+        if now - found.renewed >= limits.renew and (found.asked or not found.reserved):
+            found.renewed = now
+            self.desk.tell(found.room.peer, Renew(found.room.number, limits.lease))
         if not found.reserved:
             if waited > limits.reserve:
                 flag = limits.deadlines["reserve"]
@@ -162,9 +176,16 @@ class DecodeRole:
             )
         elif not found.asked:
             self._ask(found)
-        elif now - found.renewed >= limits.renew:
-            found.renewed = now
-            self.desk.tell(found.room.peer, Renew(found.room.number, limits.lease))
+
+    def _check_fallen(self, now: float) -> None:
+        """Nobody waits for pages in quarantine for ever."""
+        self._fallen = [(each, since) for each, since in self._fallen if each.phase is Phase.WAITING and not each.attempt]
+        if not self.desk.holdings.cache.quarantined_pages:
+            return
+        limit, flag = self.limits.reserve, self.limits.deadlines["reserve"]
+        for request, _ in [each for each in self._fallen if now - each[1] > limit]:
+            message = f"no pages within {limit:g} s ({flag}): a prefill server that does not answer may still write into some"
+            self.desk.finish(request, Finish("abort", message=message, status=503), 0)
 
     def _reserve_in_order(self, now: float) -> None:
         """Whoever came first gets pages first; only a peer that owes too much is passed over."""
@@ -173,7 +194,7 @@ class DecodeRole:
             return
         owed = self._owed()
         for found in waiting:
-            if self._too_much(found, owed):
+            if self._too_much(found, owed) and not self._distrusted(found.room.peer):
                 continue
             if not self._reserve(found, now):
                 break
@@ -188,8 +209,11 @@ class DecodeRole:
 
     def _too_much(self, found: Incoming, owed: dict[str, int]) -> bool:
         """Whether the peer has enough to do without this room."""
-        before = owed[found.room.peer]
-        return before > 0 and before + found.request.prompt_length > self.limits.peer_tokens
+        before, length, peer = owed[found.room.peer], found.request.prompt_length, found.room.peer
+        cache = self.desk.holdings.cache
+        pages = cache.pages_for(before) + cache.quarantined_for(peer)
+        share = pages > 0 and pages + cache.pages_for(length) > self.limits.peer_share * cache.allocator.pages
+        return share or (before > 0 and before + length > self.limits.peer_tokens)
 
     def _reserve(self, found: Incoming, now: float) -> bool:
         """All or nothing. False when there is no room for it yet."""
@@ -227,7 +251,8 @@ class DecodeRole:
         room, request = found.room, found.request
         own = self.desk.holdings.table.own_pages(request.slot)
         self.desk.order(ExpectRoom(room.number, room.peer, own))
-        self.desk.tell(room.peer, Reserve(room.number, request.prompt_length, found.skip, own, self.limits.lease))
+        digest = prompt_digest(request.tokens)
+        self.desk.tell(room.peer, Reserve(room.number, request.prompt_length, found.skip, own, self.limits.lease, digest))
 
     def _distrusted(self, peer: str) -> bool:
         """A peer whose silence has cost too many pages gets no more."""
@@ -272,7 +297,8 @@ class DecodeRole:
             self.desk.finish(request, Finish("abort", message=reason, status=status), 0)
 
     def _fall_back(self, request: Request, reason: str) -> None:
-        """The request is computed here, though that was another's work."""
+        """The request is computed here, though that was another's work. It may have to wait for pages that nobody gives back."""
+        self._fallen.append((request, self.desk.now))
         self.desk.totals.fallbacks_total += 1
         for each in request.samples:
             each.trail.fallback = reason

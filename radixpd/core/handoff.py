@@ -33,19 +33,20 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Decode has pages for the prompt. `skip`: prompt tokens that it has already (whole pages); `pages`: its page ids for the rest,
-    int32; `seconds`: how long it stays without `Renew`."""
+    """Decode has pages for the prompt. `digest`: of its tokens; `skip`: prompt tokens that it has already (whole pages); `pages`: its page
+    ids for the rest, int32; `seconds`: how long it stays without `Renew`."""
 
     room: int
     prompt_tokens: int
     skip: int
     pages: np.ndarray
     seconds: float
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Decode still wants the room."""
+    """Decode still wants the room; it may not have reserved pages yet."""
 
     room: int
     seconds: float
@@ -121,7 +122,7 @@ class ExpectRoom:
 
 @dataclass(frozen=True, slots=True)
 class CancelRoom:
-    """Stop sending, or expecting, this room. A sender answers `Quiet` once no write of it can happen any more."""
+    """Stop sending, or expecting, this room. Answered by `Quiet` once no write of it can happen any more, if the mover ever knows."""
 
     room: int
 
@@ -139,7 +140,7 @@ class TicketDone:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """Prefill: nothing of this room is being written any more."""
+    """Nothing of this cancelled room is being written any more: by prefill's own mover, or, on decode, by anybody."""
 
     room: int
 
@@ -195,6 +196,7 @@ class HandoffLimits:
     tombstones: int = 10_000
     local_tokens: int = 16  # decode: an uncached rest up to this is computed there
     peer_tokens: int = 65_536  # decode: prompt tokens that one peer may owe at a time
+    peer_share: float = 0.5  # decode: of the pool, that one peer may owe or hold in quarantine; more rooms wait
     quarantine_share: float = 0.25  # of the pool, for one peer; beyond it the peer gets no more rooms
     fallback: bool = True  # decode computes what prefill failed to deliver
     overlap: bool = True  # prefill sends while it computes; else once all is computed, for comparison

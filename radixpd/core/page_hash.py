@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-__all__ = ["event_id", "is_lossy", "lossy", "namespace", "page_hashes", "root_hash", "token_bytes"]
+__all__ = ["event_id", "is_lossy", "lossy", "namespace", "page_hashes", "prompt_digest", "root_hash", "token_bytes"]
 
 LOSSY = b"lossy|"
 
@@ -49,6 +49,11 @@ def root_hash(fingerprint: str, space: bytes) -> bytes:
     """Where a hash chain starts: model and KV format (`fingerprint`), then the namespace."""
     name = fingerprint.encode()
     return hashlib.sha256(len(name).to_bytes(4, "little") + name + space).digest()
+
+
+def prompt_digest(tokens: np.ndarray) -> bytes:
+    """32 bytes naming a whole prompt, whatever the pages."""
+    return hashlib.sha256(token_bytes(tokens)).digest()
 
 
 def page_hashes(parent: bytes, data: bytes, page_bytes: int) -> list[bytes]:

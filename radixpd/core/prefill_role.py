@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,10 +30,12 @@ from radixpd.core.handoff import (
     Quiet,
     Renew,
     Reserve,
+    Room,
     TicketDone,
 )  # fmt: skip
 from radixpd.core.legs import Outgoing
 from radixpd.core.load import Queues
+from radixpd.core.page_hash import prompt_digest
 from radixpd.core.plan_builder import PlanBuilder
 from radixpd.core.request import Finish, Phase, Request
 from radixpd.core.roles import Desk, Next
@@ -45,6 +48,15 @@ LOOK = 0.1  # seconds between two looks at the deadlines
 CLIENT_GONE = 499  # status of a room that nobody wants any more: no failure
 
 
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """A room that is over. `reason`: why it was not delivered, empty if it was."""
+
+    until: float
+    reason: str
+    status: int
+
+
 class PrefillRole:
     """All rooms of one prefill server."""
 
@@ -53,7 +65,7 @@ class PrefillRole:
         self.limits = limits
         self.rooms: dict[int, Outgoing] = {}
         self.draining: dict[int, tuple[str, float]] = {}  # over, but the mover may still write: the peer to tell, since when
-        self.dead: OrderedDict[int, tuple[float, str]] = OrderedDict()  # tombstones: until when, and why ("" = delivered)
+        self.dead: OrderedDict[int, Tombstone] = OrderedDict()
         self.strangers = 0  # messages about rooms of somebody else
         self._tickets: dict[int, Outgoing] = {}
         self._numbers = itertools.count(1)
@@ -68,16 +80,17 @@ class PrefillRole:
         number = request.room.number
         found = self.rooms.get(number)
         if number in self.draining or number in self.dead or (found is not None and found.request is not None):
-            self.desk.finish(
-                request, Finish("abort", message=f"bootstrap_room {number} is in use, or was until a moment ago", status=400), 0
-            )
+            reason, status = f"bootstrap_room {number} is in use, or was until a moment ago", 400
+            if (stone := self.dead.get(number)) is not None and stone.reason:
+                reason, status = f"bootstrap_room {number} is over: {stone.reason}", stone.status
+            self.desk.finish(request, Finish("abort", message=reason, status=status), 0)
             return Phase.FINISHED
         if found is None:
             self.rooms[number] = Outgoing(number, now, now + self.limits.body, request)
             return Phase.PARKED
         found.request = request
         if found.unneeded:
-            self._over(found, now, "")
+            self._over(found, now)
             self.desk.finish(request, Finish("length"), 0)
             return Phase.FINISHED
         assert found.reserve is not None
@@ -87,14 +100,23 @@ class PrefillRole:
         _promise(request, found.reserve)
         return Phase.WAITING
 
+    def on_refused(self, room: Room, reason: str, status: int) -> None:
+        """Decode hears of it at once if it has spoken of the room, else when it does."""
+        found, now = self.rooms.get(room.number), self.desk.now
+        if found is None:
+            if room.number not in self.draining and room.number not in self.dead:
+                self._bury(room.number, now, reason, status)
+        elif found.request is None:
+            self._fail(found, reason, status, now, told=False)
+
     def on_message(self, message: PeerMessage | MoverReport, peer: str, now: float) -> None:
         """See `Role`."""
         match message:
             case Reserve():
                 self._reserve(message, peer, now)
             case Renew(number, seconds):
-                if (found := self._of(number, peer)) is not None:
-                    found.deadline = now + seconds
+                if (found := self._of(number, peer)) is not None and found.request is not None:
+                    found.peer, found.deadline = peer, now + seconds
             case NotNeeded(number):
                 if (found := self._claim(number, peer, now)) is not None:
                     self._not_needed(found, now)
@@ -177,7 +199,7 @@ class PrefillRole:
         self._looked = now
         for found in [each for each in self.rooms.values() if each.deadline < now and not each.sending]:
             self._fail(found, self._silence(found), 504, now, told=False)
-        while self.dead and next(iter(self.dead.values()))[0] < now:
+        while self.dead and next(iter(self.dead.values())).until < now:
             self.dead.popitem(last=False)
 
     def stages(self) -> Iterator[Stage]:
@@ -198,9 +220,9 @@ class PrefillRole:
         return self.rooms.get(request.room.number) if request.room is not None else None
 
     def _of(self, number: int, peer: str) -> Outgoing | None:
-        """The room, if it is this peer's."""
+        """The room, if it is this peer's, or nobody's yet."""
         found = self.rooms.get(number)
-        if found is None or found.peer != peer:
+        if found is None or found.peer not in ("", peer):
             self.strangers += found is not None
             return None
         return found
@@ -220,8 +242,8 @@ class PrefillRole:
 
     def _reserve(self, message: Reserve, peer: str, now: float) -> None:
         number = message.room
-        if reason := self.dead.get(number, (0.0, ""))[1]:
-            self.desk.tell(peer, PeerAbort(number, reason))
+        if (stone := self.dead.get(number)) is not None and stone.reason:
+            self.desk.tell(peer, PeerAbort(number, stone.reason, stone.status))
             return
         found = self._claim(number, peer, now)
         if found is None or found.reserve is not None:
@@ -244,7 +266,7 @@ class PrefillRole:
         if found.request is None:
             found.unneeded = True  # its body may still come, and gets its answer then
             return
-        self._over(found, now, "")
+        self._over(found, now)
         self.desk.finish(found.request, Finish("length"), 0)
 
     def _ticket_done(self, ticket: int, error: str, now: float) -> None:
@@ -259,7 +281,7 @@ class PrefillRole:
 
     def _maybe_done(self, found: Outgoing, now: float) -> None:
         if found.arrived and not found.tickets:
-            self._over(found, now, "")
+            self._over(found, now)
             assert found.request is not None
             trail = found.request.trail
             trail.transfer, trail.visible = now - found.first_sent, now - found.sampled
@@ -282,7 +304,6 @@ class PrefillRole:
             totals.transfer_failed_total += found.sending
             totals.bootstrap_failed_total += not found.sending
         self._drop(found, reason, status, told=told)
-        self._bury(found.room, now, reason)
         if found.request is not None:
             self.desk.finish(found.request, Finish("abort", message=reason, status=status), 0)
 
@@ -297,15 +318,15 @@ class PrefillRole:
             self.desk.tell(found.peer, PeerAbort(found.room, reason, status))
         if found.peer and not found.sending:
             self.desk.tell(found.peer, Drained(found.room))
-        self._bury(found.room, self._looked, reason)
+        self._bury(found.room, self.desk.now, reason, status)
 
-    def _over(self, found: Outgoing, now: float, reason: str) -> None:
+    def _over(self, found: Outgoing, now: float) -> None:
         del self.rooms[found.room]
-        self._bury(found.room, now, reason)
+        self._bury(found.room, now)
 
-    def _bury(self, number: int, now: float, reason: str) -> None:
+    def _bury(self, number: int, now: float, reason: str = "", status: int = 200) -> None:
         self.dead.pop(number, None)
-        self.dead[number] = now + self.limits.tombstone, reason
+        self.dead[number] = Tombstone(now + self.limits.tombstone, reason, status)
         while len(self.dead) > self.limits.tombstones:
             self.dead.popitem(last=False)
 
@@ -313,7 +334,7 @@ class PrefillRole:
         flag = self.limits.deadlines["body"]
         if found.request is None:
             return f"no request came for room {found.room} within {self.limits.body:g} s ({flag} of the prefill server)"
-        if found.reserve is None:
+        if found.reserve is None and not found.peer:
             return f"no decode server reserved room {found.room} within {self.limits.body:g} s ({flag} of the prefill server)"
         return f"the decode server has not renewed room {found.room} in time"
 
@@ -330,6 +351,8 @@ def _mismatch(reserve: Reserve, request: Request, page_size: int) -> str:
     length = request.prompt_length
     if reserve.prompt_tokens != length:
         return f"the prompt has {length} tokens on the prefill server and {reserve.prompt_tokens} on the decode server"
+    if reserve.digest != prompt_digest(request.tokens):
+        return "the prompt differs from that on the decode server: two requests seem to name one bootstrap_room"
     pages = -(-length // page_size) - reserve.skip // page_size
     if reserve.skip % page_size or not 0 <= reserve.skip < length or len(reserve.pages) != pages:
         return f"{len(reserve.pages)} pages reserved behind {reserve.skip} tokens, where {pages} are needed"

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from radixpd.core.handoff import Arrived, MoverOrder, MoverReport, PeerMessage
+from radixpd.core.handoff import Arrived, MoverOrder, MoverReport, PeerMessage, Room
 from radixpd.core.holdings import Holdings
 from radixpd.core.load import Queues, Totals
 from radixpd.core.plan_builder import PlanBuilder
@@ -80,11 +80,15 @@ class Desk(Protocol):
 
 
 class Role(Protocol):
-    """The scheduler asks; the role decides. Beyond five methods: `on_sampled` and `on_end` are what sending needs besides, and `stages`
-    and `queues` say how far handoffs are, to people and to metrics."""
+    """The scheduler asks; the role decides. Beyond five methods: `on_sampled` and `on_end` are what sending needs besides, `on_refused`
+    spares the other half of a handoff a wait, and `stages` and `queues` say how far handoffs are, to people and to metrics."""
 
     def arrive(self, request: Request, now: float) -> Phase:
         """Where a new request starts: WAITING, or PARKED until the role releases it."""
+        ...
+
+    def on_refused(self, room: Room, reason: str, status: int) -> None:
+        """A request that names this room was turned away."""
         ...
 
     def on_message(self, message: PeerMessage | MoverReport, peer: str, now: float) -> None:
@@ -128,6 +132,9 @@ class Aggregated:
     def arrive(self, request: Request, now: float) -> Phase:
         """Every request may run at once."""
         return Phase.WAITING
+
+    def on_refused(self, room: Room, reason: str, status: int) -> None:
+        """There are no rooms."""
 
     def on_message(self, message: PeerMessage | MoverReport, peer: str, now: float) -> None:
         """There are no peers."""

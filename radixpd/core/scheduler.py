@@ -140,6 +140,8 @@ class Scheduler:
         self.roster.enter(samples)
         refusal = self._refusal(leader)
         if refusal:
+            if room is not None:
+                self.role.on_refused(room, refusal, 400)
             self.roster.finish(leader, Finish("abort", message=refusal, status=400), 0)
             return
         leader.room = room
@@ -148,6 +150,11 @@ class Scheduler:
             self.prefill.enqueue(leader)
             if self.max_queued is not None and self.prefill.surplus(self.max_queued) > 0:
                 self._turn_away(leader)
+
+    def refuse(self, room: Room, reason: str, status: int, now: float = 0.0) -> None:
+        """A request that names this room was turned away before it came here."""
+        self._at(now)
+        self.role.on_refused(room, reason, status)
 
     def abort(self, rid: str, message: str, status: int, now: float = 0.0) -> None:
         """End a request wherever it is; unknown rids are ignored. Before a fork, one sample's abort ends all samples."""

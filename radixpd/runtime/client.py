@@ -18,11 +18,12 @@ from typing import Any, Literal
 
 import zmq
 
+from radixpd.core.handoff import Room
 from radixpd.core.load import LoadSnapshot
-from radixpd.errors import BadRequest, EngineFailed, Overloaded
+from radixpd.errors import BadRequest, EngineFailed, Overloaded, RadixpdError
 from radixpd.runtime.journeys import Ended, Journeys
 from radixpd.runtime.links import Addresses, Receiver, Sender
-from radixpd.runtime.messages import Abort, Batch, Control, Failed, FromScheduler, Generate, Load, Reply, RunnerReady, Shutdown
+from radixpd.runtime.messages import Abort, Batch, Control, Failed, FromScheduler, Generate, Load, Refused, Reply, RunnerReady, Shutdown
 from radixpd.runtime.output import Output
 
 __all__ = ["Client"]
@@ -87,6 +88,11 @@ class Client:
             self.unstarted.add(output.rid)
         self._idle.clear()
         self._sender.send(message)
+
+    def refuse(self, room: Room, error: RadixpdError) -> None:
+        """A prompt with this room was turned away: its other half need not wait for it."""
+        if not self.failed.is_set():
+            self._sender.send(Refused(room, str(error), error.status))
 
     def abort(self, rid: str, message: str = "aborted by the client", status: int = 499) -> None:
         """Ask the brain to end a request; the output ends when the brain says so."""

@@ -1,6 +1,6 @@
 """Every message between processes: msgspec tagged structs in msgpack. Arrays travel as raw bytes (see `links`), never as tensors.
 
-API process -> scheduler: `Generate`, `Abort`, `Stop`, `Control`, `Shutdown`.
+API process -> scheduler: `Generate`, `Refused`, `Abort`, `Stop`, `Control`, `Shutdown`.
 Scheduler -> API process: `Batch` of client effects, `Load`, `Reply`, `Failed`, `RunnerReady`.  The first `Load` means: ready.
 Scheduler -> runner: `Step`, `Control`, `Shutdown`.  Runner -> scheduler: `RunnerReady`, `Stepped`, `Reply`, `Failed`.
 """
@@ -19,8 +19,8 @@ from radixpd.core.request import SamplingParams
 from radixpd.core.step import StepPlan, StepResult
 
 __all__ = [
-    "Abort", "Batch", "Control", "Failed", "FromApi", "FromRunner", "FromScheduler", "Generate", "Load", "Reply", "RunnerReady",
-    "Shutdown", "Step", "Stepped", "Stop", "ToRunner",
+    "Abort", "Batch", "Control", "Failed", "FromApi", "FromRunner", "FromScheduler", "Generate", "Load", "Refused", "Reply",
+    "RunnerReady", "Shutdown", "Step", "Stepped", "Stop", "ToRunner",
 ]  # fmt: skip
 
 
@@ -35,6 +35,14 @@ class Generate(msgspec.Struct, tag=True, array_like=True, frozen=True):
     priority: int
     arrived: float  # time.monotonic() of the machine
     room: Room | None = None
+
+
+class Refused(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A prompt that names this room was turned away: whoever waits for it on another server should know."""
+
+    room: Room
+    reason: str
+    status: int
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -124,7 +132,7 @@ class Shutdown(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Finish what is queued and exit 0."""
 
 
-FromApi = Generate | Abort | Stop | Control | Shutdown
+FromApi = Generate | Refused | Abort | Stop | Control | Shutdown
 FromScheduler = Batch | Load | Reply | Failed | RunnerReady
 ToRunner = Step | Control | Shutdown
 FromRunner = RunnerReady | Stepped | Reply | Failed

@@ -128,6 +128,7 @@ class _Reserve(msgspec.Struct, tag="Reserve", array_like=True, frozen=True):
     skip: Count
     pages: bytes  # int32
     seconds: Seconds
+    digest: Bytes32
 
 
 class _Renew(msgspec.Struct, tag="Renew", array_like=True, frozen=True):
@@ -214,8 +215,8 @@ def _to_wire(message: PeerMessage | Offer) -> _Body:
     match message:
         case Offer():
             return message
-        case Reserve(room, tokens, skip, pages, seconds):
-            return _Reserve(room, tokens, skip, _raw(pages, "<i4"), _seconds(seconds))
+        case Reserve(room, tokens, skip, pages, seconds, digest):
+            return _Reserve(room, tokens, skip, _raw(pages, "<i4"), _seconds(seconds), digest)
         case Renew(room, seconds):
             return _Renew(room, _seconds(seconds))
         case NotNeeded(room):
@@ -239,7 +240,7 @@ def _from_wire(body: _Body) -> PeerMessage | Offer:
         case Offer():
             return body
         case _Reserve():
-            return Reserve(body.room, body.prompt_tokens, body.skip, _ids(body.pages), body.seconds)
+            return Reserve(body.room, body.prompt_tokens, body.skip, _ids(body.pages), body.seconds, body.digest)
         case _Renew():
             return Renew(body.room, body.seconds)
         case _NotNeeded():

@@ -39,6 +39,7 @@ from radixpd.runtime.messages import (
     FromRunner,
     Generate,
     Load,
+    Refused,
     Reply,
     RunnerReady,
     Shutdown,
@@ -166,6 +167,8 @@ class Loop:
                         now=min(message.arrived, now),
                         room=message.room,
                     )
+                case Refused(room, text, status):
+                    self._scheduler.refuse(room, text, status, now)
                 case Abort(rid, text, status):
                     self._scheduler.abort(rid, text, status, now)
                 case Stop(rid, keep, matched):

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from radixpd.errors import BadRequest, EngineFailed, Overloaded
+from radixpd.errors import BadRequest, EngineFailed, Overloaded, RadixpdError
 from radixpd.runtime.admission import Ask, Limits
 from radixpd.runtime.caller import caller
 from radixpd.runtime.client import Client
@@ -100,6 +100,15 @@ class TokenizerManager:
 
     async def submit(self, asks: Sequence[Ask], *, internal: bool = False) -> Generation:
         """Prepare and start the prompts of one request. `internal` passes before the server is open (warm-up)."""
+        try:
+            return await self._submit(asks, internal=internal)
+        except RadixpdError as error:
+            for ask in asks:
+                if ask.room is not None:
+                    self.client.refuse(ask.room, error)
+            raise
+
+    async def _submit(self, asks: Sequence[Ask], *, internal: bool) -> Generation:
         if not internal:
             self.check_open()
         samples = sum(ask.params.n for ask in asks)

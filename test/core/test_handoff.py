@@ -21,18 +21,20 @@ from radixpd.core.handoff import (
     PeerAbort,
     PeerLost,
     PeerMessage,
+    PeerSilent,
     Quiet,
     Renew,
     Reserve,
     Room,
     TicketDone,
 )  # fmt: skip
-from radixpd.core.page_hash import lossy
+from radixpd.core.page_hash import lossy, prompt_digest
 from radixpd.core.prefix_cache import PrefixCache
-from radixpd.core.request import SamplingParams
+from radixpd.core.request import Phase, SamplingParams
 from radixpd.core.step import Send
 
 PROMPT = np.arange(8, 29, dtype=np.int32)  # 21 tokens: two pages of 8 and a part
+DIGEST = prompt_digest(PROMPT)
 
 
 def pair(**case: Any) -> Pair:
@@ -232,6 +234,43 @@ def test_a_peer_that_holds_too_many_pages_in_quarantine_gets_no_more() -> None:
     assert NotNeeded(2) in said(world.d)
 
 
+def test_quarantine_ends_when_the_own_mover_knows_that_nobody_can_write() -> None:
+    world = pair()
+    reserved(world)
+    world.d.scheduler.abort("1-0", "gone", 499)
+    world.d.scheduler.receive(Quiet(2), "", 0.0)
+    assert world.d.scheduler.cache.quarantined_pages == 3
+    world.d.scheduler.receive(Quiet(1), "", 0.0)
+    assert world.d.scheduler.cache.quarantined_pages == 0
+    world.d.check()
+
+
+def test_one_peer_may_not_owe_more_than_its_share_of_the_pool() -> None:
+    """Should it fall silent, the rest of the pool still serves."""
+    world = pair(d_tokens=64, slots=4)  # 8 pages; a prompt takes 3
+    for number in (1, 2):
+        ask(world.d, Room(number, P))
+    world.d.scheduler.plan(0.0, 0)
+    assert [each.room for each in said(world.d) if isinstance(each, Reserve)] == [1]
+    world.d.scheduler.abort("1-0", "gone", 499)
+    world.d.scheduler.receive(Quiet(1), "", 0.0)
+    world.d.scheduler.plan(0.0, 0)
+    assert [each.room for each in said(world.d) if isinstance(each, Reserve)] == [2]
+
+
+def test_who_falls_back_does_not_wait_for_ever_for_pages_in_quarantine() -> None:
+    world = pair(d_tokens=32, slots=4, fallback=True)  # 4 pages; a prompt and its output take all
+    reserved(world)
+    world.d.scheduler.receive(PeerSilent(P, "not heard"), "", 0.0)
+    step(world.d)
+    assert world.d.scheduler.requests["1-0"].phase is Phase.WAITING
+    world.d.scheduler.plan(LIMITS.reserve + 1.0, 0)
+    said(world.d)
+    (end,) = world.d.asked["1-0"].ends
+    assert (end.finish.kind, end.finish.status) == ("abort", 503)
+    assert LIMITS.deadlines["reserve"] in end.finish.message
+
+
 def test_prefill_says_drained_only_after_its_mover() -> None:
     world = pair()
     message = reserved(world)
@@ -254,7 +293,7 @@ def test_pd_02_a_send_behind_a_prefix_that_decode_has_is_a_send() -> None:
     world = pair()
     ask(world.p, Room(1))
     p = world.p.scheduler
-    p.receive(Reserve(1, 21, 16, np.arange(1, dtype=np.int32), 2.0), "d", 0.0)
+    p.receive(Reserve(1, 21, 16, np.arange(1, dtype=np.int32), 2.0, DIGEST), "d", 0.0)
     step(world.p)
     assert len(step(world.p)) == 1
     said(world.p)
@@ -308,14 +347,117 @@ def test_pd_08_a_live_room_is_refused_twice_and_a_dead_one_stays_dead() -> None:
     assert "bootstrap_room 1 is in use" in world.d.asked["again-0"].ends[0].finish.message
     world.p.scheduler.receive(PeerAbort(5, "never mind", 499), "d", 0.0)
     said(world.p)
-    world.p.scheduler.receive(Reserve(5, 21, 0, np.arange(3), 2.0), "d", 0.1)
-    assert [type(each) for each in said(world.p)] == [PeerAbort]
+    world.p.scheduler.receive(Reserve(5, 21, 0, np.arange(3), 2.0, DIGEST), "d", 0.1)
+    assert said(world.p) == [PeerAbort(5, "the decode server gave up: never mind", 499)], "with the status that it ended with"
+
+
+@pytest.mark.parametrize("first", ["body", "reserve"])
+def test_pd_08_two_prompts_with_one_room_do_not_meet(first: str) -> None:
+    world = pair()
+    message = reserved(world)
+    p = world.p.scheduler
+    for event in ("reserve", "body") if first == "reserve" else ("body", "reserve"):
+        if event == "body":
+            ask(world.p, Room(1), PROMPT[::-1].copy())
+        else:
+            p.receive(message, "d", 0.0)
+    assert step(world.p) == []
+    told = said(world.p)
+    assert (told[0].room, told[0].status, told[1:]) == (1, 400, [Drained(1)])
+    assert "differs" in told[0].reason
+    world.p._collect()
+    assert world.p.asked["1-0"].ends[0].finish.status == 400
+
+
+def test_pd_03_what_prefill_refuses_decode_hears_at_once() -> None:
+    world = pair()
+    message, p = reserved(world), world.p.scheduler
+    p.receive(message, "d", 0.0)
+    ask(world.p, Room(1), max_new_tokens=10**4)  # refused by the brain itself
+    told = said(world.p)
+    assert [type(each) for each in told] == [PeerAbort, Drained]
+    assert (told[0].status, "over the context length" in told[0].reason) == (400, True)
+    for each in told:
+        world.d.scheduler.receive(each, P, 0.0)
+    world.d._collect()
+    assert world.d.asked["1-0"].ends[0].finish.status == 400
+    world.d.check()
+
+
+def test_pd_03_what_prefill_refused_before_decode_asked_is_told_then() -> None:
+    world = pair()
+    world.p.scheduler.refuse(Room(1), "the queue is full", 503, 0.0)
+    assert said(world.p) == []
+    world.p.scheduler.receive(reserved(world), "d", 1.0)
+    assert said(world.p) == [PeerAbort(1, "the queue is full", 503)]
+
+
+def test_pd_03_what_decode_refuses_prefill_hears_at_once() -> None:
+    world = pair()
+    world.d.scheduler.refuse(Room(1, P), "too long", 400, 0.0)
+    told = said(world.d)
+    assert told == [PeerAbort(1, "too long", 400)]
+    ask(world.p, Room(1))
+    world.p.scheduler.receive(told[0], "d", 0.0)
+    world.p._collect()
+    finish = world.p.asked["1-0"].ends[0].finish
+    assert (finish.status, "too long" in finish.message) == (400, True)
+    world.p.scheduler.receive(PeerAbort(2, "too long", 400), "d", 0.0)
+    ask(world.p, Room(2))  # comes after the word about it
+    world.p._collect()
+    finish = world.p.asked["2-0"].ends[0].finish
+    assert (finish.status, "bootstrap_room 2 is over: " in finish.message, "too long" in finish.message) == (400, True, True)
+
+
+def test_a_refused_request_does_not_end_the_room_of_another() -> None:
+    world = pair()
+    message = reserved(world)
+    world.d.scheduler.refuse(Room(1, P), "too long", 400, 0.0)
+    assert said(world.d) == []
+    ask(world.p, Room(1))
+    world.p.scheduler.receive(message, "d", 0.0)
+    world.p.scheduler.refuse(Room(1), "too long", 400, 0.0)
+    assert said(world.p) == []
+    assert len(step(world.p)) == 1
+
+
+def test_pd_20_renewals_do_not_keep_a_room_whose_request_never_comes() -> None:
+    world = pair()
+    p = world.p.scheduler
+    p.receive(reserved(world), "d", 0.0)
+    for now in np.arange(0.0, LIMITS.body, 0.5):
+        p.receive(Renew(1, 2.0), "d", now)
+        p.plan(now, 0)
+    assert said(world.p) == []
+    p.plan(LIMITS.body + 0.2, 0)
+    told = said(world.p)
+    assert isinstance(told[0], PeerAbort)
+    assert told[0].reason == "no request came for room 1 within 3 s (--disaggregation-bootstrap-timeout of the prefill server)"
+    assert told[0].status == 504
+
+
+def test_a_room_for_which_decode_has_no_pages_yet_is_kept_while_it_is_renewed() -> None:
+    world = pair(d_tokens=32, slots=4)
+    p, d = world.p.scheduler, world.d.scheduler
+    reserved(world)
+    ask(world.d, Room(2, P))
+    ask(world.p, Room(2))
+    for now in np.arange(0.0, LIMITS.body + 0.75, 0.25):
+        d.plan(now, 0)
+        for message in said(world.d):
+            if message.room == 2:
+                assert isinstance(message, Renew)
+                p.receive(message, "d", now)
+        p.plan(now, 0)
+        assert world.p.asked["2-0"].ends == []
+    p.plan(LIMITS.body + LIMITS.lease + 1.0, 0)
+    assert "not renewed" in said(world.p)[0].reason
 
 
 def test_both_values_of_a_mismatch_are_named() -> None:
     world = pair()
     ask(world.p, Room(1))
-    world.p.scheduler.receive(Reserve(1, 99, 0, np.arange(13), 2.0), "d", 0.0)
+    world.p.scheduler.receive(Reserve(1, 99, 0, np.arange(13), 2.0, DIGEST), "d", 0.0)
     (told, _) = said(world.p)
     assert isinstance(told, PeerAbort)
     assert "21 tokens" in told.reason

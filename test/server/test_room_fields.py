@@ -10,7 +10,7 @@ from server.events import parse_events
 
 from radixpd.config.settings import DisaggregationSettings
 from radixpd.core.handoff import Room
-from radixpd.runtime.messages import Generate
+from radixpd.runtime.messages import Generate, Refused
 
 HOST = "127.0.0.1"
 PEER = f"{HOST}:8998"
@@ -79,6 +79,23 @@ async def test_one_prompt(make_role, path) -> None:
         await refused(api, path, body_of(path, bootstrap_host=HOST), "bootstrap_room")
         await refused(api, path, body_of(path, bootstrap_port=1), "bootstrap_room")
     await refused(decode, path, body_of(path, bootstrap_room=1), "bootstrap_host")
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+async def test_pd_03_whoever_waits_for_a_room_hears_of_a_refusal(make_role, path, mode) -> None:
+    api = await make_role(mode)
+    await api.post(path, body_of(path, "abc" * 10**4), status=400)
+    assert api.engine.of(Refused) == []
+    error = (await api.post(path, body_of(path, "abc" * 10**4, **rooms()), status=400))["error"]
+    assert api.engine.of(Refused) == [Refused(Room(5, PEER if mode == "decode" else ""), error["message"], 400)]
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+async def test_pd_03_all_rooms_of_a_refused_batch_are_told(make_role, mode) -> None:
+    api = await make_role(mode)
+    await api.post("/generate", body_of("/generate", ["abc", "abc" * 10**4], **rooms(room=[5, 6])), status=400)
+    assert [message.room.number for message in api.engine.of(Refused)] == [5, 6]
 
 
 @pytest.mark.parametrize("path", ROUTES)
