@@ -218,7 +218,9 @@ def test_a_room_never_sent_is_quiet_at_once_and_a_receiver_forgets_without_a_wor
     pair.d.do(lambda: None)
     pair.p.mover.begin([send([1, 2], [1, 2])])
     pair.p.reports.wait(failed(1, "does not expect this room"))
-    assert pair.d.reports.all == []
+    assert set(map(type, pair.d.reports.all)) <= {
+        Quiet
+    }  # told where nobody can write any more: whether the sender was here already is chance
     assert pair.d.mover.counters.refused
 
 
@@ -231,7 +233,7 @@ def test_a_receiver_that_forgets_in_mid_transfer_refuses_the_rest(pair):
     pair.d.do(lambda: None)
     pair.p.mover.layer_done(1)
     pair.p.reports.wait(failed(1))
-    assert pair.d.reports.all == []
+    assert pair.d.reports.all == ([Quiet(7)] if pair.d.endpoint.transport == "tcp" else [])  # elsewhere the sender could still write
 
 
 def test_frames_may_be_faster_than_the_brains_word(pair):
