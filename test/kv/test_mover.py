@@ -218,9 +218,8 @@ def test_a_room_never_sent_is_quiet_at_once_and_a_receiver_forgets_without_a_wor
     pair.d.do(lambda: None)
     pair.p.mover.begin([send([1, 2], [1, 2])])
     pair.p.reports.wait(failed(1, "does not expect this room"))
-    assert set(map(type, pair.d.reports.all)) <= {
-        Quiet
-    }  # told where nobody can write any more: whether the sender was here already is chance
+    # Quiet is told where nobody can write any more; whether the sender had come already is chance.
+    assert set(map(type, pair.d.reports.all)) <= {Quiet}
     assert pair.d.mover.counters.refused
 
 
