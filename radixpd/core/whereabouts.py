@@ -82,10 +82,10 @@ def _of(request: Request, stage: Stage | None, table: SlotTable, *, busy: set[st
     return Whereabouts(
         rid=request.rid,
         part=part,
-        since=now - (stage.since if stage is not None else request.since),
+        since=_ago(now, stage.since if stage is not None else request.since),
         waits_for=waits_for,
         phase=request.phase.value,
-        age=now - request.arrived,
+        age=_ago(now, request.arrived),
         room=room.number if room is not None else None,
         peer=peer or None,
         slot=slot if slot != NO_SLOT else None,
@@ -112,9 +112,13 @@ def _alone(stage: Stage, now: float) -> Whereabouts:
     return Whereabouts(
         rid=None,
         part=stage.part,
-        since=now - stage.since,
+        since=_ago(now, stage.since),
         waits_for=stage.waits_for,
         room=stage.room,
         peer=stage.peer or None,
         pages=stage.pages,
     )
+
+
+def _ago(now: float, then: float) -> float:
+    return round(now - then, 3)
