@@ -257,11 +257,11 @@ class Mover:
                 else:
                     self._tell(Landed(room))
             case CancelRoom(room):
-                if (writer := arrivals.writer(room)) is None:
-                    self._cancel(room)
-                    return
+                writer = arrivals.writer(room)
                 arrivals.end(room)
-                if not any(transport.may_write(writer) for transport in self._transports.values()):
+                if writer is None:
+                    self._cancel(room)
+                elif not any(transport.may_write(writer) for transport in self._transports.values()):
                     self._tell(Quiet(room))
 
     def _cancel(self, room: int) -> None:
