@@ -37,7 +37,7 @@ FLAGS = (
 )
 SLOW = 0.0002  # gigabits a second: the prompt takes some seconds
 PROMPT, OUTPUT = 300, 24
-LONG = 600  # tokens of whoever fills decode's pool
+LONG = 900  # tokens of whoever fills decode's pool
 NEXT = 20  # requests afterwards
 PAUSE = 8.0  # seconds: longer than the five after which a peer counts as silent
 
