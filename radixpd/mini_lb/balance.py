@@ -37,22 +37,22 @@ def choose(policy: str, ask: RouteAsk, workers: Sequence[WorkerSnapshot], situat
 
 
 def _random(ask: RouteAsk, workers: Sequence[WorkerSnapshot], situation: Situation) -> Choice:
-    return _plain(situation.random.choice(workers), "by chance")
+    return _plain(ask, situation.random.choice(workers), "by chance")
 
 
 def _round_robin(ask: RouteAsk, workers: Sequence[WorkerSnapshot], situation: Situation) -> Choice:
-    return _plain(workers[situation.turn % len(workers)], "next in turn")
+    return _plain(ask, workers[situation.turn % len(workers)], "next in turn")
 
 
 def _power_of_two(ask: RouteAsk, workers: Sequence[WorkerSnapshot], situation: Situation) -> Choice:
     """Two by chance, of them the one with fewer requests."""
     two = situation.random.sample(workers, min(2, len(workers)))
-    return _plain(min(two, key=lambda worker: (worker.in_flight, worker.queued_tokens)), "fewer requests of two by chance")
+    return _plain(ask, min(two, key=lambda worker: (worker.in_flight, worker.queued_tokens)), "fewer requests of two by chance")
 
 
 def _least_backlog(ask: RouteAsk, workers: Sequence[WorkerSnapshot], situation: Situation) -> Choice:
     """The fewest prompt tokens that are still to be computed."""
-    return _plain(_least(workers, situation, lambda worker: (worker.queued_tokens, worker.in_flight)), "fewest prompt tokens waiting")
+    return _plain(ask, _least(workers, situation, lambda worker: (worker.queued_tokens, worker.in_flight)), "fewest prompt tokens waiting")
 
 
 def _cache_aware(ask: RouteAsk, workers: Sequence[WorkerSnapshot], situation: Situation) -> Choice:
@@ -60,22 +60,22 @@ def _cache_aware(ask: RouteAsk, workers: Sequence[WorkerSnapshot], situation: Si
     tuning = situation.tuning
     loads = [worker.in_flight for worker in workers]
     if max(loads) - min(loads) > tuning.balance_abs_threshold and max(loads) > tuning.balance_rel_threshold * min(loads):
-        return _plain(_least(workers, situation, _busyness), "fewest requests, for balance")
+        return _plain(ask, _least(workers, situation, _busyness), "fewest requests, for balance")
     best = max(worker.hits.tokens for worker in workers)
     if best > tuning.cache_threshold * ask.tokens:
         longest = [worker for worker in workers if worker.hits.tokens == best]
-        return _plain(_least(longest, situation, _busyness), "longest match with what was sent there before")
-    return _plain(_least(workers, situation, _busyness), "fewest requests, no long match")
+        return _plain(ask, _least(longest, situation, _busyness), "longest match with what was sent there before")
+    return _plain(ask, _least(workers, situation, _busyness), "fewest requests, no long match")
 
 
 def _consistent_hash(ask: RouteAsk, workers: Sequence[WorkerSnapshot], situation: Situation) -> Choice:
     """Rendezvous hashing by user: a worker that comes or goes moves its own users only. A full worker passes on to the user's next one."""
     if not ask.user:
-        return _plain(_least(workers, situation, _busyness), "fewest requests, no user key")
+        return _plain(ask, _least(workers, situation, _busyness), "fewest requests, no user key")
     most = BOUNDED_LOAD * (sum(worker.in_flight for worker in workers) + 1) / len(workers)
     preferred = sorted(workers, key=lambda worker: _rank(ask.user, worker.name), reverse=True)
     free = next((worker for worker in preferred if worker.in_flight < most), preferred[0])
-    return _plain(free, "the user's worker" if free is preferred[0] else "the user's next worker, the first one is full")
+    return _plain(ask, free, "the user's worker" if free is preferred[0] else "the user's next worker, the first one is full")
 
 
 def _busyness(worker: WorkerSnapshot) -> tuple[int, float]:
@@ -92,8 +92,13 @@ def _rank(user: str, name: str) -> bytes:
     return hashlib.blake2b(framed, digest_size=8).digest()
 
 
-def _plain(worker: WorkerSnapshot, reason: str) -> Choice:
-    return Choice(worker.name, reason, candidates=(Candidate(worker.name, 0.0, hits=worker.hits, queue_s=worker.queued_s),))
+def _plain(ask: RouteAsk, worker: WorkerSnapshot, reason: str) -> Choice:
+    """A choice that weighed no times, with an estimate all the same."""
+    cached = min(worker.hits.tokens, ask.tokens)
+    prefill_s = worker.prefill.seconds(ask.tokens - cached, cached)
+    return Choice(
+        worker.name, reason, candidates=(Candidate(worker.name, 0.0, hits=worker.hits, queue_s=worker.queued_s, prefill_s=prefill_s),)
+    )
 
 
 POLICIES: dict[str, Policy] = {

@@ -13,18 +13,20 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from radixpd.mini_lb.admission import Decoding, Slo, broken
 from radixpd.mini_lb.cost import EXPECTED_OUTPUT
 from radixpd.mini_lb.feed import Feed
+from radixpd.mini_lb.fit import PrefillFit
 from radixpd.mini_lb.ledger import RECENT_S, Entry, Line
 from radixpd.mini_lb.pairing import Policies, route
 from radixpd.mini_lb.prefix_index import CAP_BYTES, Held, PrefixIndex, text_keys
-from radixpd.mini_lb.snapshot import Choice, Hits, RouteAsk, Situation, Tuning, WorkerSnapshot
+from radixpd.mini_lb.snapshot import Choice, DecodeModel, Hits, RouteAsk, Situation, Tuning, WorkerSnapshot
 
 __all__ = ["Account", "Dispatcher"]
 
 GRACE_S = 2.0  # after the end of a request: until then its pages are believed to be where they were sent, though no event says so yet
 HOT_PREFIXES = 4096  # whose heat is remembered
-OUTPUT_MEMORY = 0.05  # share of the newest answer in the mean output length
+MEMORY = 0.05  # share of the newest answer in the mean output length, and in the mean time of decoding
 
 
 class Account:
@@ -56,7 +58,8 @@ class Account:
         self._open = False
         for line, entry in self._entries:
             line.close(entry, now, output_tokens)
-        self._dispatcher.ended(output_tokens)
+        first = self._entries[-1][1].first
+        self._dispatcher.ended(output_tokens, now - first if first is not None and output_tokens else 0.0)
 
 
 @dataclass(slots=True)
@@ -95,9 +98,11 @@ class Dispatcher:
         self.sent = PrefixIndex(cap_bytes)
         self._hits = self.policies.hits()
         self._lines: dict[str, Line] = {}
+        self._fleet = PrefillFit()
         self._heat: OrderedDict[int, tuple[float, float]] = OrderedDict()  # of the page that ends a shared prefix: (requests, when)
         self._last: _Seen | None = None
         self._output = float(EXPECTED_OUTPUT)
+        self._lasts_s = EXPECTED_OUTPUT * DecodeModel().step(1, 0)
         self._random = random.Random(seed)
         self._turn = 0
 
@@ -121,15 +126,31 @@ class Dispatcher:
         for name in dict.fromkeys((choice.worker, last)):
             line = self._line(name)
             output = self._expected(ask) if name == last else 0
-            entry = Entry(now, ask.tokens - cached, cached, output, due=now + choice.chosen.ttft_s)
-            line.open(entry, prompt=name == choice.worker)
-            prefill_s = line.prefill.model.seconds(entry.new, cached) if name == choice.worker else 0.0
+            prompt = name == choice.worker
+            seen_first = ask.stream or (prompt and choice.disaggregated)  # the end of a prefill half is always seen
+            entry = Entry(now, ask.tokens - cached, cached, output, stream=seen_first, prompt=prompt, due=now + choice.chosen.ttft_s)
+            line.open(entry)
+            prefill_s = line.speed.model.seconds(entry.new, cached) if prompt else 0.0
             line.worked(prefill_s + output * line.decode.model.step(line.generating + 1, line.tokens), now)
             entries.append((line, entry))
             if seen.keys:
                 self.known.touch(name, seen.keys, now)
                 self.sent.store(name, seen.keys, now)
         return Account(self, choice, entries)
+
+    def refusal(self, choice: Choice, slo: Slo, now: float, *, predict: bool = True) -> str | None:
+        """Why a request should be refused at the door instead of being sent: which limit it would break. None to go ahead.
+
+        `predict` off judges by the decode load of now, which swings; it is there to be compared with.
+        """
+        line = self._line(choice.decode or choice.worker)
+        if predict:
+            # A prompt that should have been through by now is late, not gone.
+            starts = [max(entry.due, now) if entry.first is None else entry.first for entry in line.entries]
+            decoding = Decoding(line.decode.model, starts, self._lasts_s, line.tokens)
+        else:
+            decoding = Decoding(line.decode.model, [now] * line.generating, math.inf, line.tokens)
+        return broken(choice.chosen, decoding, slo, now)
 
     def reported(self, worker: WorkerSnapshot, now: float) -> None:
         """A fresh load report of a worker: what it holds beyond our own accounts is other people's load."""
@@ -146,10 +167,12 @@ class Dispatcher:
         if (line := self._lines.get(name)) is not None and not line.entries:
             del self._lines[name]
 
-    def ended(self, output: int) -> None:
-        """An account was closed."""
+    def ended(self, output: int, lasted_s: float) -> None:
+        """An account was closed: tokens written, and seconds from the first of them to the end, where they are known."""
         if output:
-            self._output += OUTPUT_MEMORY * (output - self._output)
+            self._output += MEMORY * (output - self._output)
+        if lasted_s:
+            self._lasts_s += MEMORY * (lasted_s - self._lasts_s)
 
     def _expected(self, ask: RouteAsk) -> int:
         return ask.output_tokens or round(self._output)
@@ -157,7 +180,7 @@ class Dispatcher:
     def _line(self, name: str) -> Line:
         line = self._lines.get(name)
         if line is None:
-            line = self._lines[name] = Line()
+            line = self._lines[name] = Line(self._fleet)
         return line
 
     def _seen(self, ask: RouteAsk) -> _Seen:
@@ -192,20 +215,21 @@ class Dispatcher:
         exact = self._exact(worker, seen.ask)
         index = self.known if exact else self.sent
         oldest = index.oldest(worker.name)
-        room = worker.kv_tokens - index.held(worker.name) * seen.key_tokens - line.queued_tokens
+        queued_tokens, queued_s = line.queued(now)
+        room = worker.kv_tokens - index.held(worker.name) * seen.key_tokens - queued_tokens
         most = max(seen.ask.tokens - 1, 0)  # the last token is always computed
         device = min(round(held[0] * seen.key_tokens), most)
         return replace(
             worker,
             in_flight=line.in_flight,
-            queued_tokens=line.queued_tokens,
-            queued_s=line.queued_s(now),
+            queued_tokens=queued_tokens,
+            queued_s=queued_s,
             used_tokens=max(line.tokens, worker.kv_tokens - worker.free_tokens),
             recent_s=line.recent(now),
             room_tokens=round(room) if worker.kv_tokens else None,
             idle_s=now - oldest if oldest is not None else 0.0,
             hits=Hits(device, min(round(held[1] * seen.key_tokens), most - device), exact),
-            prefill=line.prefill.model,
+            prefill=line.speed.model,
             decode=line.decode.model,
         )
 

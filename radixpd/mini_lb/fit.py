@@ -116,28 +116,32 @@ class PrefillFit:
     def __init__(self, prior: PrefillModel = PREFILL) -> None:
         b, c = prior.b * SCALE, prior.c * SCALE**2
         # What prompts of one length cannot tell apart goes to the linear part: the others start out nearly sure.
-        self._fits = [LeastSquares((prior.a, b, c), (0.0025, 4.0, 0.01)) for _ in SHARES]
+        self._fits = [LeastSquares((prior.a, b, c, DECODE.base), (0.0025, 4.0, 0.01, 0.01)) for _ in SHARES]
         self._wrong = [0.0 for _ in SHARES]  # recent relative error of each
         self.model = prior
         self.queueing = SHARES[0]  # share of the work ahead that a prompt waits for
+        self.token_s = DECODE.base  # per output token, as far as plain answers tell
         self.seen = 0
 
     def seconds(self, work: Work) -> float:
         """How long so much work takes."""
         return self.model.a * work.prompts + self.model.b * work.tokens + self.model.c * work.squares
 
-    def observe(self, own: Work, ahead: Work, begun: float, seconds: float) -> None:
-        """A prompt got its first token after so many `seconds`. `ahead`: what waited when it came; the first of that was begun then."""
+    def observe(self, own: Work, ahead: Work, *, begun: float, seconds: float, output: int = 0) -> None:
+        """A prompt got its first token after so many `seconds`, or, where nobody saw that, all of `output` tokens.
+
+        `ahead`: what waited when it came; the first of that had been at work for `begun` seconds.
+        """
         self.seen += 1
         for at, (share, fit) in enumerate(zip(SHARES, self._fits)):
             prompts, tokens, squares = (mine + share * other for mine, other in zip(own, ahead))
-            features = (prompts, tokens / SCALE, squares / SCALE**2)
+            features = (prompts, tokens / SCALE, squares / SCALE**2, output)
             predicted = fit.predict(features) - share * begun
             wrong = abs(seconds - predicted) / max(seconds, abs(predicted), 1e-6)
             self._wrong[at] += ERROR_MEMORY * (wrong - self._wrong[at])
             fit.observe(features, seconds + share * begun)
         best = min(range(len(SHARES)), key=lambda at: self._wrong[at])
-        a, b, c = self._fits[best].positive()
+        a, b, c, self.token_s = self._fits[best].positive()
         self.model = PrefillModel(a, max(b / SCALE, 1e-9), c / SCALE**2)
         self.queueing = SHARES[best]
 

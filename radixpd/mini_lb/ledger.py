@@ -17,22 +17,29 @@ __all__ = ["Entry", "Line"]
 
 NOTHING = Work()
 TYPICAL_PROMPT = 500  # tokens: of others, where we have nothing there to compare with
+TRUSTED = 20  # observations of a worker's own after which its fit is believed
 RECENT_S = 60.0  # work counts for about this long as recent
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One request at one worker. `new`, `cached`: of its prompt tokens, as estimated when it was sent; `output`: expected tokens."""
+    """One request at one worker. `new`, `cached`: of its prompt tokens, as estimated when it was sent; `output`: expected tokens.
+
+    `stream`: its first token will be seen. Of a plain answer it is taken to come when it was due.
+    """
 
     sent: float
     new: int
     cached: int
     output: int
+    stream: bool = True
+    prompt: bool = True  # the worker computes it
     due: float = 0.0  # when its first token was expected
     ahead: Work = NOTHING  # prompts that were waiting when it came
     begun: float = 0.0  # seconds of that which were done by then
-    first: float | None = None  # when its first token came
-    rows_before: float = 0.0  # the line's `_rows` at that time
+    first: float | None = None  # when its first token came, or was due
+    told: int | None = None  # cached tokens as the worker says, once the first token or the answer is there
+    rows_before: float = 0.0  # the line's `_rows` at the first token
 
     @property
     def work(self) -> Work:
@@ -43,7 +50,8 @@ class Entry:
 class Line:
     """One worker's queue and speed."""
 
-    def __init__(self) -> None:
+    def __init__(self, fleet: PrefillFit) -> None:
+        self._fleet = fleet
         self.entries: dict[Entry, None] = {}  # in order of dispatch
         self._queue: dict[Entry, None] = {}  # of them, those whose first token is still to come
         self.prefill = PrefillFit()
@@ -60,46 +68,46 @@ class Line:
         self._foreign = (0, 0)  # the same, but never more than the last two reports agree on
 
     @property
+    def speed(self) -> PrefillFit:
+        """The worker's own fit, or while that has seen little, the one of the whole fleet."""
+        return self.prefill if self.prefill.seen >= TRUSTED else self._fleet
+
+    @property
     def in_flight(self) -> int:
         """Requests there, own and others'."""
         return len(self.entries) + self._foreign[0]
 
-    @property
-    def queued_tokens(self) -> int:
-        """Uncached prompt tokens that wait."""
-        return self._waiting.tokens
-
-    def open(self, entry: Entry, *, prompt: bool) -> None:
-        """A request was sent; `prompt`: this worker computes its prompt."""
+    def open(self, entry: Entry) -> None:
+        """A request was sent."""
+        self._presume(entry.sent)
         self.entries[entry] = None
         self.tokens += entry.new + entry.cached + entry.output
-        if prompt:
+        if entry.prompt:
             entry.ahead, entry.begun = self._waiting, self._begun(entry.sent)
             self._queue[entry] = None
             self._waiting = Work(*map(add, self._waiting, entry.work))
 
     def first_token(self, entry: Entry, now: float, cached: int | None) -> None:
-        """Its prompt is computed."""
-        if entry.first is not None or entry not in self.entries:
-            return
-        self._count(now, 1)
-        entry.first, entry.rows_before = now, self._rows
-        if not self._leave_queue(entry):
+        """Its prompt is computed; of a plain answer, this says no more than `cached`."""
+        if entry.told is not None or entry not in self.entries:
             return
         whole = entry.new + entry.cached
-        known = entry.cached if cached is None else max(0, min(cached, whole))
-        self.prefill.observe(Work.of(whole - known, known), entry.ahead, entry.begun, max(now - entry.sent, 0.0))
-        self._progress = max(self._progress, now)
+        entry.told = entry.cached if cached is None else max(0, min(cached, whole))
+        if entry.stream and self._begins(entry, now):
+            own = Work.of(whole - entry.told, entry.told)
+            for fit in (self.prefill, self._fleet):
+                fit.observe(own, entry.ahead, begun=entry.begun, seconds=max(now - entry.sent, 0.0))
 
     def close(self, entry: Entry, now: float, output: int) -> None:
         """It has ended, well or not. `output`: tokens it wrote, 0 for unknown."""
         if entry not in self.entries:
             return
-        self._leave_queue(entry)
-        if entry.first is not None:
+        if entry.told is not None and output > 1:
+            self._learn(entry, now, output)
+        if entry.first is None:
+            self._leave_queue(entry)
+        else:
             self._count(now, -1)
-            if output > 1 and (lasted := now - entry.first) > 0:
-                self.decode.observe((self._rows - entry.rows_before) / lasted, self.tokens, lasted / (output - 1))
         del self.entries[entry]
         self.tokens -= entry.new + entry.cached + entry.output
 
@@ -118,17 +126,46 @@ class Line:
         self._foreign = min(report[0], self._reported[0]), min(report[1], self._reported[1])
         self._reported = report
 
-    def queued_s(self, now: float) -> float:
-        """Seconds that a prompt sent now would wait for those before it."""
+    def queued(self, now: float) -> tuple[int, float]:
+        """What a prompt sent now would find before it: uncached tokens still to be computed, and seconds to wait for them."""
+        self._presume(now)
         if not self._queue:
-            return self.prefill.queueing * self._foreign[1] * self.prefill.model.seconds(TYPICAL_PROMPT)
-        seconds = self.prefill.seconds(self._waiting) * (1 + self._foreign[1] / len(self._queue))  # others' prompts are like ours
-        head = self.prefill.seconds(next(iter(self._queue)).work)
-        return self.prefill.queueing * max(0.0, seconds - min(self._begun(now), head))
+            return 0, self.speed.queueing * self._foreign[1] * self.speed.model.seconds(TYPICAL_PROMPT)
+        head = next(iter(self._queue))
+        head_s = self.speed.seconds(head.work)
+        begun_s = min(self._begun(now), head_s)
+        tokens = self._waiting.tokens - (int(head.new * begun_s / head_s) if head_s > 0 else 0)
+        # Others' prompts are taken to be like ours.
+        seconds = self.speed.seconds(self._waiting) * (1 + self._foreign[1] / len(self._queue)) - begun_s
+        return tokens, self.speed.queueing * max(0.0, seconds)
 
     def oldest_sent(self, now: float) -> float:
         """When the oldest open request was sent; `now` if there is none."""
         return next(iter(self.entries)).sent if self.entries else now
+
+    def _learn(self, entry: Entry, now: float, output: int) -> None:
+        """What the end of an answer tells of the worker's speed."""
+        rows = self._rows + self.generating * max(0.0, now - self._rows_at)
+        lasted = now - (entry.first if entry.first is not None else now)
+        if entry.stream and lasted > 0:
+            self.decode.observe((rows - entry.rows_before) / lasted, self.tokens, lasted / (output - 1))
+        elif not entry.stream and entry.prompt and entry.told is not None:
+            own = Work.of(entry.new + entry.cached - entry.told, entry.told)
+            for fit in (self.prefill, self._fleet):
+                fit.observe(own, entry.ahead, begun=entry.begun, seconds=max(now - entry.sent, 0.0), output=output)
+            self.decode.observe(len(self.entries), self.tokens, self.prefill.token_s)
+
+    def _presume(self, now: float) -> None:
+        """Plain answers at the head of the queue whose first token was due have it."""
+        while self._queue and not (head := next(iter(self._queue))).stream and head.due <= now:
+            self._begins(head, head.due)
+
+    def _begins(self, entry: Entry, now: float) -> bool:
+        """Its first token is there; whether its prompt was computed here."""
+        self._count(now, 1)
+        entry.first, entry.rows_before = now, self._rows
+        self._progress = max(self._progress, now)
+        return self._leave_queue(entry)
 
     def _count(self, now: float, change: int) -> None:
         self._rows += self.generating * max(0.0, now - self._rows_at)

@@ -110,6 +110,7 @@ class RouteAsk:
     namespace: bytes = b""
     user: str = ""  # what consistent_hash keeps together: a header or the user field
     output_tokens: int = 0  # how many it is expected to write; 0 for unknown
+    stream: bool = True  # the first token will be seen when it comes; of a plain answer only the end is seen
 
 
 @dataclass(frozen=True, slots=True)
