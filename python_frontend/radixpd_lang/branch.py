@@ -17,7 +17,7 @@ from typing import Any
 
 from radixpd_lang.errors import ProgramError, ProgramTimeout
 from radixpd_lang.interpreter import Interpreter, Mark
-from radixpd_lang.ir import Gen, Node, Select
+from radixpd_lang.ir import Gen, Node, RoleBegin, RoleEnd, Select
 from radixpd_lang.place import Place
 from radixpd_lang.run import Run
 from radixpd_lang.values import Feed, Value
@@ -69,7 +69,8 @@ class Branch:
                 what = kind if node.name is None else f"{kind} {node.name!r}"
                 self._submit(_Order(what, node.place, partial(do, node, value), value))  # type: ignore[arg-type]
             case _:
-                self._submit(_Order(type(node).__name__.lower(), node.place, partial(self._interpreter.tell, node)))
+                what = node.role if isinstance(node, (RoleBegin, RoleEnd)) else type(node).__name__.lower()
+                self._submit(_Order(what, node.place, partial(self._interpreter.tell, node)))
 
     def fork(self, count: int, place: Place) -> list[Branch]:
         """Branches that start from here; the common prefix goes to the server once, before them."""

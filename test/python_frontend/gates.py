@@ -8,9 +8,10 @@ from threading import Event
 
 from radixpd_lang import Prompt, Sampling
 
-__all__ = ["SECONDS", "Gate"]
+__all__ = ["LONG", "SECONDS", "Gate"]
 
 SECONDS = 20.0  # within which everything in these tests happens
+LONG = 600.0  # the time of a program that must end because it is cancelled, not because its time is over
 
 
 class Gate:

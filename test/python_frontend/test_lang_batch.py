@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import radixpd_lang as rx
-from gates import SECONDS, Gate
+from gates import LONG, SECONDS, Gate
 from radixpd_lang.progress import Progress
 from radixpd_lang.sampling import Sampling
 from radixpd_lang.transcript import Message, Prompt, common_prompt
@@ -148,20 +148,23 @@ def test_generator_style_starts_programs_as_states_are_taken() -> None:
     assert list(few_shot.run_batch([], backend=rx.Fake(), generator_style=True)) == []
 
 
-def test_leaving_a_generator_cancels_what_runs() -> None:
-    gates = [Gate() for _ in range(2)]
+@pytest.mark.timeout(60)
+def test_leaving_a_generator_cancels_what_runs_and_starts_nothing_more() -> None:
+    gates = {f"x{n}": Gate() for n in (1, 2, 3)}
+    begun: set[int] = set()
 
     def body(s: rx.ProgramState, n: int) -> None:
-        s += rx.gen(f"x{n}") if n < 2 else rx.gen("y")
+        begun.add(n)
+        s += rx.gen(f"x{n}")
 
-    backend = rx.Fake({"x0": "now", "x1": gates[1]})
-    states = rx.function(body).run_batch(
-        [{"n": n} for n in range(9)], backend=backend, num_threads=2, generator_style=True, hints=False, timeout=SECONDS
-    )
+    backend = rx.Fake({"x0": "now", **gates})
+    batch = [{"n": n} for n in range(9)]
+    states = rx.function(body).run_batch(batch, backend=backend, num_threads=3, generator_style=True, hints=False, timeout=LONG)
     next(states)
-    assert gates[1].asked.wait(SECONDS)
+    assert all(gate.asked.wait(SECONDS) for gate in gates.values())  # programs 4 and 5 wait for a thread
     states.close()  # type: ignore[attr-defined]
-    assert gates[1].cancelled.is_set()
+    assert all(gate.cancelled.is_set() for gate in gates.values())
+    assert begun == {0, 1, 2, 3}
 
 
 def test_seeds_of_a_batch_follow_each_other() -> None:

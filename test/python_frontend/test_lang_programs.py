@@ -230,6 +230,18 @@ def test_an_error_carries_the_line_of_the_gen_and_the_cause() -> None:
     assert error.__cause__.param == "temperature"
 
 
+def test_an_error_in_a_with_block_carries_its_line_too() -> None:
+    where = []
+
+    def body(s: rx.ProgramState) -> None:
+        with s.user(), s.system():
+            where.append(line(1))
+
+    with pytest.raises(rx.ProgramError) as raised:
+        run(body, rx.Fake())
+    assert str(raised.value).startswith(f"{__file__}:{where[0]}: system: a system turn inside the user turn")
+
+
 def test_reading_what_failed_or_comes_after_it_raises_the_same() -> None:
     seen: list[str] = []
 

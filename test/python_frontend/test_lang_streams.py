@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import radixpd_lang as rx
-from gates import SECONDS, Gate
+from gates import LONG, SECONDS, Gate
 from radixpd_lang.sampling import Sampling
 
 
@@ -76,7 +76,7 @@ def test_a_run_that_has_ended_can_be_iterated_too() -> None:
 @pytest.mark.parametrize("way", ["cancel", "with"])
 def test_cancelling_closes_the_stream_and_tells_the_readers(way: str) -> None:
     backend = Dripping([Gate(), Gate()])
-    state = answer.run(backend=backend, stream=True, timeout=SECONDS)
+    state = answer.run(backend=backend, stream=True, timeout=LONG)
     backend.gates[0].open("a")
     pieces = state.text_iter("answer")
     assert next(pieces) == "a"
@@ -97,7 +97,7 @@ def test_cancelling_closes_the_stream_and_tells_the_readers(way: str) -> None:
 
 async def test_a_cancelled_reader_cancels_the_program() -> None:
     backend = Dripping([Gate()])
-    state = answer.run(backend=backend, stream=True, timeout=SECONDS)
+    state = answer.run(backend=backend, stream=True, timeout=LONG)
 
     async def read() -> None:
         async for _ in state.text_async_iter("answer"):
@@ -119,7 +119,7 @@ def test_a_program_that_is_cancelled_before_it_asks() -> None:
         s += rx.gen("x")
         s["x"]
 
-    state = rx.function(body).run(backend=rx.Fake({"x": gate}), stream=True, timeout=SECONDS)
+    state = rx.function(body).run(backend=rx.Fake({"x": gate}), stream=True, timeout=LONG)
     state.cancel()
     go.asked.set()
     with pytest.raises(rx.ProgramCancelled):
