@@ -93,4 +93,4 @@ class Group:
                 self.signal(side, signal.SIGCONT)
                 server.process.terminate()
         codes = {side: server.close() for side, server in self.servers.items() if server.process.returncode is None}
-        assert codes == dict.fromkeys(codes, 0)
+        assert codes == dict.fromkeys(codes, 0), {side: (codes[side], self.servers[side].log[-3000:]) for side in codes}

@@ -35,7 +35,7 @@ FLAGS = (
     *("--max-total-tokens", "1024"),
     *("--disaggregation-bootstrap-timeout", "8", "--disaggregation-transfer-timeout", "20", "--disaggregation-reserve-timeout", "20"),
 )
-SLOW = 0.0002  # gigabits a second: the prompt takes some seconds
+SLOW = 0.0008  # gigabits a second: the prompt takes more than a second
 PROMPT, OUTPUT = 300, 24
 LONG = 900  # tokens of whoever fills decode's pool
 NEXT = 20  # requests afterwards
