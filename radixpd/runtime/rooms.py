@@ -7,18 +7,24 @@ range, and decode calls no peer that `peer_trust` forbids. Made where the server
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Any, Protocol
+
+import msgspec
+from msgspec import Meta
 
 from radixpd.core.handoff import Room
 from radixpd.errors import BadRequest
 from radixpd.runtime.peer_trust import contact
 
-__all__ = ["MAX_HOST", "MAX_ROOM", "NO_ROOMS", "PORT", "DecodeRooms", "NoRooms", "PrefillRooms", "RoomRule", "room_rule"]
+__all__ = ["MAX_HOST", "MAX_ROOM", "NO_ROOMS", "PORT", "DecodeRooms", "NoRooms", "PrefillRooms", "RoomRule", "room_rule", "rooms_named"]
 
 PORT = 8998  # of a prefill server, where a request does not say
 MAX_ROOM = 2**63 - 1
 MAX_HOST = 253  # characters, as in DNS
+MAX_NAMED = 4096  # rooms of one body that is refused
+FIELDS = tuple[str | None, Annotated[int, Meta(ge=0, le=65535)] | None, Annotated[int, Meta(ge=0, le=MAX_ROOM)]]  # of one room
 
 
 class RoomRule(Protocol):
@@ -90,6 +96,24 @@ def room_rule(role: str, *, allowed: tuple[str, ...] = (), secured: bool = False
     """The rule of a server with this role."""
     rules: dict[str, RoomRule] = {"null": NO_ROOMS, "prefill": PrefillRooms(), "decode": DecodeRooms(allowed, secured)}
     return rules[role]
+
+
+def rooms_named(fields: Sequence[Any], count: int, rule: RoomRule) -> Iterator[Room]:
+    """The rooms that a body of `count` prompts names, as far as that makes sense: it is refused, and anything may be wrong with it."""
+    host, port, number = fields
+    if type(number) is int:
+        number = [number + index for index in range(count)]
+    for index, each in enumerate(number[:MAX_NAMED] if isinstance(number, list) else ()):
+        try:
+            room = rule.room(*msgspec.convert((_at(host, index), _at(port, index), each), FIELDS))
+        except (BadRequest, msgspec.ValidationError):
+            continue
+        if room is not None:
+            yield room
+
+
+def _at(value: Any, index: int) -> Any:
+    return value[index] if isinstance(value, list) and index < len(value) else value
 
 
 def _check_length(host: str | None) -> None:

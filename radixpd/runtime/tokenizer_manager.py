@@ -28,6 +28,7 @@ from radixpd.runtime.messages import Generate
 from radixpd.runtime.off_loop import Pace, in_thread
 from radixpd.runtime.output import Generation, Observer, Output
 from radixpd.runtime.request_log import RequestLog
+from radixpd.runtime.rooms import rooms_named
 from radixpd.text.chat import ChatTemplate
 from radixpd.text.detokenizer import Detokenizer
 from radixpd.text.tokenizer import Tokenizer
@@ -100,15 +101,6 @@ class TokenizerManager:
 
     async def submit(self, asks: Sequence[Ask], *, internal: bool = False) -> Generation:
         """Prepare and start the prompts of one request. `internal` passes before the server is open (warm-up)."""
-        try:
-            return await self._submit(asks, internal=internal)
-        except RadixpdError as error:
-            for ask in asks:
-                if ask.room is not None:
-                    self.client.refuse(ask.room, error)
-            raise
-
-    async def _submit(self, asks: Sequence[Ask], *, internal: bool) -> Generation:
         if not internal:
             self.check_open()
         samples = sum(ask.params.n for ask in asks)
@@ -136,6 +128,11 @@ class TokenizerManager:
             if not item.ask.no_logs:
                 self.request_log.received(outputs, item.ask.prompt)
         return generation
+
+    def turned_away(self, fields: Sequence[Any], count: int, error: RadixpdError) -> None:
+        """A body of `count` prompts is refused. `fields`: its `bootstrap_host`, `_port` and `_room`, unread as they came."""
+        for room in rooms_named(fields, count, self.limits.rooms):
+            self.client.refuse(room, error)
 
     async def encode(self, text: str, *, special: bool = True) -> np.ndarray:
         """Ids of a text; a long one does not hold up the loop, and one that can never fit is not tokenized at all."""

@@ -6,13 +6,15 @@ offline interface.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from radixpd.errors import BadRequest
+from radixpd.errors import BadRequest, RadixpdError
 from radixpd.runtime.admission import RANGES
+from radixpd.runtime.tokenizer_manager import TokenizerManager
 
-__all__ = ["MAX_BATCH", "ROOM", "check_rid", "pick", "pick_all", "pick_room"]
+__all__ = ["MAX_BATCH", "ROOM", "check_rid", "pick", "pick_all", "pick_room", "refusals_told"]
 
 MAX_BATCH = 4096  # prompts of one request
 ROOM = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
@@ -58,6 +60,18 @@ def _counted_up(first: int, index: int, count: int | None) -> int:
             f"bootstrap_room: {count} prompts take the rooms from {first} up, and the highest is {high}", param="bootstrap_room"
         )
     return first + index
+
+
+@contextmanager
+def refusals_told(raw: dict[str, Any], manager: TokenizerManager) -> Iterator[None]:
+    """While a body is looked at: if it is turned away, the other half of its handoff hears of that and need not wait for it."""
+    try:
+        yield
+    except RadixpdError as error:
+        prompts = raw.get("text") or raw.get("prompt") or raw.get("input_ids")
+        count = len(prompts) if isinstance(prompts, list) and isinstance(prompts[0], str | list) else 1
+        manager.turned_away([raw.get(name) for name in ROOM], min(count, MAX_BATCH), error)
+        raise
 
 
 def _shared(value: Any, samples: int, name: str) -> Any:

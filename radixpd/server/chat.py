@@ -17,7 +17,7 @@ from radixpd.errors import BadRequest
 from radixpd.runtime.admission import LATER, MAX_SAMPLES, Ask, admit, refuse_later
 from radixpd.runtime.output import Output
 from radixpd.server.answers import ChatChunk, ChatCompletion
-from radixpd.server.batch import pick_room
+from radixpd.server.batch import pick_room, refusals_told
 from radixpd.server.docs import Body, Doc, Schema, or_null, ref
 from radixpd.server.openai_shape import (
     HEADERS,
@@ -65,14 +65,17 @@ MESSAGES: Schema = {
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
     service = service_of(request)
-    service.manager.check_open()
     journeys = wants_journey(request)
-    body, wishes = split(await read_object(request), ChatBody)
-    _check(body)
-    ask = await _ask(body, wishes, service)
+    raw = await read_object(request)
+    with refusals_told(raw, service.manager):
+        service.manager.check_open()
+        body, wishes = split(raw, ChatBody)
+        _check(body)
+        ask = await _ask(body, wishes, service)
+        started = await service.manager.submit([ask])
     shown = service.resolved.settings.generation
     envelope = Envelope("chatcmpl", "chat.completion", "chat.completion.chunk", service.resolved.served_name)
-    async with await service.manager.submit([ask]) as generation:
+    async with started as generation:
         usage = Usage(generation, shown.enable_cache_report, body.stream_options, journeys)
         shape = _Shape(service, body)
         ids = ids_of(body).of_prompt(generation.outputs[0])

@@ -19,7 +19,7 @@ from radixpd.runtime.off_loop import Pace
 from radixpd.runtime.output import Generation, Output
 from radixpd.runtime.tokenizer_manager import TokenizerManager
 from radixpd.server.answers import Generated
-from radixpd.server.batch import MAX_BATCH, check_rid, pick, pick_all, pick_room
+from radixpd.server.batch import MAX_BATCH, check_rid, pick, pick_all, pick_room, refusals_told
 from radixpd.server.docs import TOKEN_IDS, Body, Doc, exactly_one, one_or_many, or_null, ref
 from radixpd.server.native_shape import NativeShape
 from radixpd.server.replies import json_reply, read_object, warn_unknown
@@ -63,18 +63,20 @@ class GenerateBody(msgspec.Struct, kw_only=True):
 async def generate(request: web.Request) -> web.StreamResponse:
     """POST or PUT /generate."""
     service = service_of(request)
-    service.manager.check_open()
-    raw = await read_object(request)
-    refuse_later(raw)
-    warn_unknown(raw, {*GenerateBody.__struct_fields__, *HARMLESS, *LATER})
-    body = read(GenerateBody, raw)
-    prompts, batch = _prompts(body)
-    asks, pace = [], Pace()
-    for index, prompt in enumerate(prompts):
-        asks.append(_ask(body, prompt, index, len(prompts) if batch else None, service.manager))
-        await pace.breathe()
+    raw, pace = await read_object(request), Pace()
+    with refusals_told(raw, service.manager):
+        service.manager.check_open()
+        refuse_later(raw)
+        warn_unknown(raw, {*GenerateBody.__struct_fields__, *HARMLESS, *LATER})
+        body = read(GenerateBody, raw)
+        prompts, batch = _prompts(body)
+        asks = []
+        for index, prompt in enumerate(prompts):
+            asks.append(_ask(body, prompt, index, len(prompts) if batch else None, service.manager))
+            await pace.breathe()
+        started = await service.manager.submit(asks)
     shown = service.resolved.settings.generation
-    async with await service.manager.submit(asks) as generation:
+    async with started as generation:
         shapes = _shapes(body, service, asks, generation)
         if body.stream:
             frames = _NativeFrames(shapes, many=batch or len(shapes) > 1, whole=not shown.incremental_streaming_output)

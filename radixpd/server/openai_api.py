@@ -18,7 +18,7 @@ from radixpd.runtime.off_loop import Pace
 from radixpd.runtime.output import Output
 from radixpd.runtime.tokenizer_manager import TokenizerManager
 from radixpd.server.answers import Completion, ModelCard, ModelList
-from radixpd.server.batch import MAX_BATCH, check_rid, pick_all, pick_room
+from radixpd.server.batch import MAX_BATCH, check_rid, pick_all, pick_room, refusals_told
 from radixpd.server.docs import TOKEN_IDS, Body, Doc, one_or_many
 from radixpd.server.openai_shape import (
     HEADERS,
@@ -45,18 +45,21 @@ PER_PROMPT = ("rid", "priority", "extra_key", "cache_salt")
 async def completions(request: web.Request) -> web.StreamResponse:
     """POST /v1/completions."""
     service = service_of(request)
-    service.manager.check_open()
     journeys = wants_journey(request)
-    body, wishes = split(await read_object(request), CompletionBody)
-    samples = _check(body, wishes)
-    prompts, batch = _prompts(body.prompt)
-    asks, pace = [], Pace()
-    for index, prompt in enumerate(prompts):
-        asks.append(_ask(body, wishes, prompt, index, len(prompts) if batch else None, service.manager))
-        await pace.breathe()
+    raw, pace = await read_object(request), Pace()
+    with refusals_told(raw, service.manager):
+        service.manager.check_open()
+        body, wishes = split(raw, CompletionBody)
+        samples = _check(body, wishes)
+        prompts, batch = _prompts(body.prompt)
+        asks = []
+        for index, prompt in enumerate(prompts):
+            asks.append(_ask(body, wishes, prompt, index, len(prompts) if batch else None, service.manager))
+            await pace.breathe()
+        started = await service.manager.submit(asks)
     shown = service.resolved.settings.generation
     envelope = Envelope("cmpl", "text_completion", "text_completion", service.resolved.served_name)
-    async with await service.manager.submit(asks) as generation:
+    async with started as generation:
         usage = Usage(generation, shown.enable_cache_report, body.stream_options, journeys)
         shape = _Shape(service, body, [ask.prompt if isinstance(ask.prompt, str) else None for ask in asks])
         if body.stream:
