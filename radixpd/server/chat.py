@@ -35,7 +35,7 @@ from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import Service, service_of
 from radixpd.server.stream import DONE, Piece, intervals, stream
 
-__all__ = ["DOCS", "MESSAGES", "ROUTES", "rendered"]
+__all__ = ["DOCS", "MESSAGES", "ROLES", "ROUTES", "rendered"]
 
 MAX_MESSAGES = 4096
 MAX_TOP = 20
@@ -93,13 +93,14 @@ async def rendered(
     *,
     generation: bool | None = None,
     continued: bool = False,
+    continues: tuple[str, ...] = ("assistant",),
     template_kwargs: dict[str, Any] | None = None,
 ) -> str:
-    """The prompt text of a conversation."""
+    """The prompt text of a conversation. `continued`: it ends with the last message's text, which is by one of `continues`."""
     _check_messages(messages)
     if continued and generation:
         raise BadRequest("add_generation_prompt and continue_final_message exclude each other", param="continue_final_message")
-    if continued and messages[-1]["role"] != "assistant":
+    if continued and messages[-1]["role"] not in continues:
         raise BadRequest("continue_final_message needs an assistant message at the end", param="continue_final_message")
     return await service.manager.render(
         [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages],

@@ -16,7 +16,7 @@ from radixpd.runtime.admission import read
 from radixpd.runtime.off_loop import Pace, in_thread
 from radixpd.runtime.tokenizer_manager import TEXT_SECONDS, TokenizerManager
 from radixpd.server.answers import Detokenized, Tokenized, TokenizerInfo
-from radixpd.server.chat import MESSAGES, rendered
+from radixpd.server.chat import MESSAGES, ROLES, rendered
 from radixpd.server.docs import TOKEN_IDS, Body, Doc, exactly_one, or_null
 from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import service_of
@@ -35,6 +35,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strings: bool = False
 
@@ -54,8 +55,14 @@ async def tokenize(request: web.Request) -> web.Response:
     if len(given) != 1:
         raise BadRequest("give one of text, prompt, messages", param="text")
     if body.messages is not None:
-        kwargs = body.chat_template_kwargs
-        text: str | list[str] = await rendered(service, body.messages, generation=body.add_generation_prompt, template_kwargs=kwargs)
+        text: str | list[str] = await rendered(
+            service,
+            body.messages,
+            generation=body.add_generation_prompt,
+            continued=body.continue_final_message is True,
+            continues=ROLES,  # a program may let the model speak for the user
+            template_kwargs=body.chat_template_kwargs,
+        )
         special = False
     else:
         text, special = (body.text if body.text is not None else body.prompt) or "", body.add_special_tokens

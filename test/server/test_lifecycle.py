@@ -270,6 +270,15 @@ async def test_tokenize_and_back(api) -> None:
         await api.post("/detokenize", bad, status=400)
 
 
+@pytest.mark.parametrize("role", ["assistant", "user"])
+async def test_tokenize_ends_with_the_text_of_an_open_turn(api, role) -> None:
+    messages = [{"role": "user", "content": "x"}, {"role": role, "content": "It is "}]
+    open_turn = await api.post("/tokenize", {"messages": messages, "continue_final_message": True})
+    assert (await api.post("/detokenize", {"tokens": open_turn["tokens"]}))["text"] == f"<user>x\n<{role}>It is "
+    both = {"messages": messages, "continue_final_message": True, "add_generation_prompt": True}
+    assert (await api.post("/tokenize", both, status=400))["error"]["param"] == "continue_final_message"
+
+
 async def test_tokenizer_info_is_what_a_client_needs_to_use_it(api) -> None:
     info = await (await api.http.get("/tokenizer_info")).json()
     assert (info["bos_token"], info["eos_token"], info["model_max_length"]) == (None, "</s>", 512)

@@ -1,8 +1,8 @@
 """A radixpd server (or a load balancer before several), over its native API.
 
 Plain text goes out as text, a conversation as the ids that the server's own template makes of it. `select` scores choices with prompt
-log-probabilities, tokenized in context. `warm` is a prompt that asks for no token. Works with any server of SGLang's native API that also
-has `/tokenize` and `/detokenize`.
+log-probabilities, tokenized in context. `warm` is a prompt that asks for no token. Programs that use neither roles nor `select` run on any
+server of SGLang's native API.
 """
 
 from __future__ import annotations
