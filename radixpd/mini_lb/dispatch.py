@@ -20,13 +20,14 @@ from radixpd.mini_lb.fit import PrefillFit
 from radixpd.mini_lb.ledger import RECENT_S, Entry, Line
 from radixpd.mini_lb.pairing import Policies, route
 from radixpd.mini_lb.prefix_index import CAP_BYTES, Held, PrefixIndex, text_keys
-from radixpd.mini_lb.snapshot import Choice, DecodeModel, Hits, RouteAsk, Situation, Tuning, WorkerSnapshot
+from radixpd.mini_lb.snapshot import Choice, Hits, RouteAsk, Situation, Tuning, WorkerSnapshot
 
 __all__ = ["Account", "Dispatcher"]
 
 GRACE_S = 2.0  # after the end of a request: until then its pages are believed to be where they were sent, though no event says so yet
 HOT_PREFIXES = 4096  # whose heat is remembered
-MEMORY = 0.05  # share of the newest answer in the mean output length, and in the mean time of decoding
+MOMENT_S = 0.001
+MEMORY = 0.02  # share of the newest answer in the mean output length
 
 
 class Account:
@@ -58,8 +59,7 @@ class Account:
         self._open = False
         for line, entry in self._entries:
             line.close(entry, now, output_tokens)
-        first = self._entries[-1][1].first
-        self._dispatcher.ended(output_tokens, now - first if first is not None and output_tokens else 0.0)
+        self._dispatcher.ended(output_tokens)
 
 
 @dataclass(slots=True)
@@ -102,7 +102,6 @@ class Dispatcher:
         self._heat: OrderedDict[int, tuple[float, float]] = OrderedDict()  # of the page that ends a shared prefix: (requests, when)
         self._last: _Seen | None = None
         self._output = float(EXPECTED_OUTPUT)
-        self._lasts_s = EXPECTED_OUTPUT * DecodeModel().step(1, 0)
         self._random = random.Random(seed)
         self._turn = 0
 
@@ -144,13 +143,13 @@ class Dispatcher:
         `predict` off judges by the decode load of now, which swings; it is there to be compared with.
         """
         line = self._line(choice.decode or choice.worker)
-        if predict:
-            # A prompt that should have been through by now is late, not gone.
-            starts = [max(entry.due, now) if entry.first is None else entry.first for entry in line.entries]
-            decoding = Decoding(line.decode.model, starts, self._lasts_s, line.tokens)
-        else:
-            decoding = Decoding(line.decode.model, [now] * line.generating, math.inf, line.tokens)
-        return broken(choice.chosen, decoding, slo, now)
+        # A prompt that should have been through by now is late, not gone.
+        starts = [
+            max(entry.due, now) if entry.first is None else entry.first for entry in line.entries if predict or entry.first is not None
+        ]
+        model = line.decode.model
+        decoding = Decoding(model, starts, self._output * model.step(line.generating + 1, line.tokens), line.tokens)
+        return broken(choice.chosen, decoding, slo, now, predict=predict)
 
     def reported(self, worker: WorkerSnapshot, now: float) -> None:
         """A fresh load report of a worker: what it holds beyond our own accounts is other people's load."""
@@ -167,12 +166,10 @@ class Dispatcher:
         if (line := self._lines.get(name)) is not None and not line.entries:
             del self._lines[name]
 
-    def ended(self, output: int, lasted_s: float) -> None:
-        """An account was closed: tokens written, and seconds from the first of them to the end, where they are known."""
+    def ended(self, output: int) -> None:
+        """An account was closed; `output`: tokens written, 0 for unknown."""
         if output:
             self._output += MEMORY * (output - self._output)
-        if lasted_s:
-            self._lasts_s += MEMORY * (lasted_s - self._lasts_s)
 
     def _expected(self, ask: RouteAsk) -> int:
         return ask.output_tokens or round(self._output)

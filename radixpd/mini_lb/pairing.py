@@ -86,7 +86,8 @@ def _together(
         seconds = sorted(seconds, key=lambda half: half.score)[:most]
     found = [_pair(ask, first, second, situation) for first in firsts for second in seconds]
     if alone:
-        found += [_alone(ask, worker, behind, situation) for worker in decodes]
+        short = [worker for worker in decodes if ask.tokens - worker.hits.tokens <= situation.tuning.alone_tokens]
+        found += [_alone(ask, worker, behind, situation) for worker in short]
         found += [_alone(ask, worker, Field.of(whole), situation) for worker in whole]
     chosen = lowest([(candidate.score, recent, candidate) for candidate, recent in found], situation)
     candidates = sorted((candidate for candidate, _ in found), key=lambda each: (each is not chosen, each.score))

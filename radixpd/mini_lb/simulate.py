@@ -161,6 +161,8 @@ class Simulation:
         self._tell(live.prefill, computed.changes, now)
         live.cached = computed.hits * BLOCK_TOKENS
         live.computed_s = computed.tokens / self._settings.sim_tokens_per_s
+        if live.decode == live.prefill:
+            self._decodes[live.decode].stall(now, live.computed_s)
         self._tally.hits += computed.hits
         self._tally.blocks += len(arrival.blocks)
         self._tally.apart += choice.disaggregated

@@ -41,7 +41,7 @@ class DecodeModel:
     per_row: float = 0.0002
     per_token: float = 0.0
 
-    def step(self, rows: int, tokens: int) -> float:
+    def step(self, rows: float, tokens: int) -> float:
         """Time per output token in such a batch."""
         return self.base + self.per_row * rows + self.per_token * tokens
 
@@ -132,6 +132,7 @@ class Tuning:
     bytes_per_token: float = 100e3  # of KV
     overlap: float = 0.8  # share of a prefill's time in which its pages travel for free
     stall: float = 0.1  # what a second of prefill at a decode server costs each request that it stalls
+    alone_tokens: int = 1024  # a decode server computes no more of a prompt than this, where there are prefill servers
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,7 @@ class VirtualDecode(Generic[T]):
         self._ends: list[tuple[float, int, T]] = []  # (token clock at the end, order, request)
         self._clock = 0.0
         self._at = 0.0
+        self._stalled_s = 0.0
         self._order = 0
 
     @property
@@ -100,9 +101,14 @@ class VirtualDecode(Generic[T]):
         self._order += 1
         heapq.heappush(self._ends, (self._clock + tokens, self._order, item))
 
+    def stall(self, now: float, seconds: float) -> None:
+        """The worker computes a prompt, and nobody gets a token for so long."""
+        self._advance(now)
+        self._stalled_s += seconds
+
     def next_end(self) -> float | None:
-        """When the first one of the batch will be through, if nobody joins."""
-        return self._at + (self._ends[0][0] - self._clock) * self.step_s() if self._ends else None
+        """When the first one of the batch will be through, if nothing comes between."""
+        return self._at + self._stalled_s + (self._ends[0][0] - self._clock) * self.step_s() if self._ends else None
 
     def end(self, now: float) -> T:
         """The first one is through."""
@@ -110,6 +116,9 @@ class VirtualDecode(Generic[T]):
         return heapq.heappop(self._ends)[2]
 
     def _advance(self, now: float) -> None:
+        passed = now - self._at
+        stalled = min(self._stalled_s, passed)
+        self._stalled_s -= stalled
         if self._ends:
-            self._clock += (now - self._at) / self.step_s()
+            self._clock += (passed - stalled) / self.step_s()
         self._at = now
