@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-full check transports bench-core bench-serving bench-offline bench-one-batch clean
+.PHONY: help serve test test-full check transports bench-core bench-serving bench-offline bench-one-batch bench-programs clean
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null))
 VENV ?= .venv
@@ -50,9 +50,12 @@ bench-offline: $(VENV)/.serve  ## measure the engine without HTTP (docs/offline.
 bench-one-batch: $(VENV)/.serve  ## measure the model runner alone; ARGS="--batch-size 1 8 --input-len 256 --output-len 32"
 	$(BIN)/python -m benchmark.bench_one_batch --model-path demo $(ARGS)
 
+bench-programs: $(VENV)/.serve  ## programs in the frontend language, with and without its hints and the cache (docs/frontend.md)
+	$(BIN)/python -m benchmark.bench_programs --model-path demo $(ARGS)
+
 clean:  ## remove the environment and every cache in this tree
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
-	find radixpd test benchmark -name __pycache__ -prune -exec rm -rf {} +
+	find radixpd python_frontend test benchmark -name __pycache__ -prune -exec rm -rf {} +
 
 # An empty file marks a finished installation, so an interrupted one starts again and a finished one costs nothing.
 $(VENV)/.python:

@@ -1,0 +1,1 @@
+"""Programs in the frontend language: each is a script that takes the URL of a server, and a test."""
