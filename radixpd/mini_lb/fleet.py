@@ -202,8 +202,10 @@ class Fleet:
             self._seen(worker, await self._healthy(worker))
             if worker.up:
                 await self._read_load(worker)
+            # Not wait_for, which in Python 3.11 loses a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(worker.suspect.wait(), interval * random.uniform(1 - JITTER, 1 + JITTER))
+                async with asyncio.timeout(interval * random.uniform(1 - JITTER, 1 + JITTER)):
+                    await worker.suspect.wait()
                 # However many requests fail there: not more looks than these.
                 await asyncio.sleep(min(interval, 0.05))
 

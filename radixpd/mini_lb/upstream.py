@@ -9,11 +9,12 @@ compute; no wait is without a deadline: connecting has its own, everything else 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
-from aiohttp import hdrs
+from aiohttp import AddrInfoType, hdrs
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -79,7 +80,7 @@ class Upstream:
         key = settings.fleet.worker_api_key
         self._key = {} if key is None else {hdrs.AUTHORIZATION: f"Bearer {key.reveal()}"}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=settings.door.connect_timeout)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE, socket_factory=_socket)
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False,
             skip_auto_headers=(hdrs.USER_AGENT, hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE), read_bufsize=2**18,
@@ -117,6 +118,16 @@ class Upstream:
                 return found.status, await found.read()
         except (aiohttp.ClientError, OSError, TimeoutError):
             return 0, b""
+
+
+def _socket(address: AddrInfoType) -> socket.socket:
+    """A socket that notices within half a minute that its peer's machine has vanished; a request may be silent for longer than that."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4), (socket.TCP_USER_TIMEOUT, 30_000)):
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
 
 
 def request_headers(given: Mapping[str, str], *, request_id: str, key: str | None, pass_key: bool) -> CIMultiDict[str]:

@@ -110,13 +110,18 @@ class Stub:
 
     async def stop(self) -> None:
         """As if the process died: the port closes and every connection with it."""
-        if self._runner is not None:
-            server = self._runner.server
-            for connection in list(server.connections) if server else []:
-                if connection.transport is not None:
-                    connection.transport.abort()
-            await self._runner.cleanup()
-            self._runner = None
+        if self._runner is None or self._runner.server is None:
+            return
+        for site in list(self._runner.sites):
+            await site.stop()
+        # Connections that were taken a moment ago become known in the next turns of the loop.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for connection in list(self._runner.server.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        await self._runner.cleanup()
+        self._runner = None
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         visit = Visit(request.path_qs, request.method, request.headers.copy(), b"")

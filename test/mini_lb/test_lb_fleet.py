@@ -130,6 +130,20 @@ async def test_a_restarted_worker_is_another_one(stubs, balance, monkeypatch) ->
     assert await lb.metric("worker_restarts_total", worker=a.url) == 1
 
 
+async def test_looking_ends_whatever_happens_at_that_moment(stubs, balance) -> None:
+    """A request that fails just when the balancer ends, or a worker leaves, must not keep its look-out alive."""
+    (a,) = await stubs("a")
+    lb = await balance("--worker-urls", a.url, "--health-check-interval-secs", "1000")
+    await lb.up(1)
+    (task,) = lb.parts.fleet._tasks.values()
+    worker = next(iter(lb.parts.fleet))
+    await until(lambda: worker.suspect._waiters, "it waits for the next look")
+    worker.suspect.set()
+    async with asyncio.timeout(5):
+        await lb.parts.fleet.close()
+    assert task.cancelled()
+
+
 # ---- /workers ---------------------------------------------------------------------------------------------------
 
 

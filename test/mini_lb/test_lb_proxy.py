@@ -145,6 +145,8 @@ async def test_rt_14_no_delay_on_either_side(serve) -> None:
         assert back
         for transport in front + back:
             assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        for transport in back:  # a machine that vanishes is noticed
+            assert transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         go.set()
         await response.read()
 
