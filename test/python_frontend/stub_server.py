@@ -32,13 +32,21 @@ class Stub:
         self.headers: list[dict[str, str]] = []
         self.url = ""
         self.hung_up = asyncio.Event()
+        self._news = asyncio.Event()
 
     def bodies(self, path: str) -> list[Any]:
         return [body for where, body in self.requests if where == path]
 
+    async def asked(self, count: int) -> None:
+        """Wait for so many requests."""
+        while len(self.requests) < count:
+            self._news.clear()
+            await self._news.wait()
+
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json() if request.can_read_body else None
         self.requests.append((request.path, body))
+        self._news.set()
         self.headers.append(dict(request.headers))
         answer = self.answers[request.path](body)
         if isinstance(answer, Events):

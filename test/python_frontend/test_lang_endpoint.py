@@ -6,6 +6,11 @@ The stub's tokenizer has one token a character, so ids can be read.
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,6 +265,38 @@ def test_cancelling_closes_the_connection_of_a_stream() -> None:
         state = run(lambda s: s.__iadd__("x" + rx.gen("x")), url, stream=True)
         assert next(state.text_iter("x")) == "a"
         state.cancel()
+        loop.call(server.hung_up.wait(), SECONDS)
+
+
+INTERRUPTED = """
+import sys
+import radixpd_lang as rx
+
+@rx.function
+def body(s):
+    for fork in s.fork(2):
+        fork += "x" + rx.gen("x")
+
+body.%s
+"""
+
+
+@pytest.mark.parametrize(
+    "way", ["run(backend=rx.RuntimeEndpoint(sys.argv[1]))", "run_batch([{}] * 3, backend=rx.RuntimeEndpoint(sys.argv[1]))"]
+)
+def test_an_interrupt_ends_a_run_and_its_requests(way: str) -> None:
+    server = stub(generate=lambda body: Events([None]))
+    with serving(server) as url:
+        environment = {**os.environ, "PYTHONPATH": str(Path(rx.__file__).parents[1])}
+        process = subprocess.Popen([sys.executable, "-c", INTERRUPTED % way, url], stderr=subprocess.PIPE, env=environment)
+        try:
+            loop.call(server.asked(2), SECONDS)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+        assert process.returncode == -signal.SIGINT
+        assert errors.decode().rstrip().endswith("KeyboardInterrupt")
         loop.call(server.hung_up.wait(), SECONDS)
 
 
