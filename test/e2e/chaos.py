@@ -91,6 +91,6 @@ class Group:
         for side, server in self.servers.items():
             if server.process.poll() is None:
                 self.signal(side, signal.SIGCONT)
-                server.process.terminate()
+                server.terminate()
         codes = {side: server.close() for side, server in self.servers.items() if server.process.returncode is None}
         assert codes == dict.fromkeys(codes, 0), {side: (codes[side], self.servers[side].log[-3000:]) for side in codes}

@@ -139,7 +139,7 @@ class Pair:
         """0 if both end well."""
         for server in self.both:
             if server.process.poll() is None:
-                server.process.terminate()
+                server.terminate()
         return max(*(server.close() for server in self.both))
 
 

@@ -83,6 +83,7 @@ class Server:
         self, model: str | Path, *flags: str, wait: bool = True, port: int = 0, module: str = "radixpd.launch_server", **environment: str
     ) -> None:
         self.port = port or free_port()
+        self.told = False  # to end
         self.url = f"http://127.0.0.1:{self.port}"
         command = [
             sys.executable,
@@ -228,10 +229,15 @@ class Server:
         assert values, f"no metric {name}"
         return sum(values)
 
+    def terminate(self) -> None:
+        """SIGTERM, once: a second one means more."""
+        if not self.told and self.process.poll() is None:
+            self.told = True
+            self.process.send_signal(signal.SIGTERM)
+
     def close(self, *, deadline: float = 30) -> int:
         """SIGTERM, and the exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        self.terminate()
         try:
             return self.process.wait(deadline)
         except subprocess.TimeoutExpired:
