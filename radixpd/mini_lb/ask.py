@@ -31,6 +31,7 @@ class _Body(msgspec.Struct):
     input_ids: msgspec.Raw = ABSENT
     prompt: msgspec.Raw = ABSENT  # /v1/completions
     messages: msgspec.Raw = ABSENT  # /v1/chat/completions
+    stream: msgspec.Raw = ABSENT
     user: msgspec.Raw = ABSENT
     cache_salt: msgspec.Raw = ABSENT
     extra_key: msgspec.Raw = ABSENT
@@ -83,6 +84,7 @@ def read_ask(body: bytes, *, rid: str = "") -> Ask:
         prompt=prompt,
         namespace=b"\0".join(given.get(name, b"") for name in ("cache_salt", "extra_key")),
         user=user if isinstance(user, str) else "",
+        stream=given.get("stream") == b"true",
     )
     return Ask(body, route, count)
 

@@ -50,7 +50,7 @@ class Books:
         self._account.prefilled(time.monotonic())
 
     def answered(self, figures: Figures) -> None:
-        """The whole answer is known."""
+        """The whole answer is known. A plain one shows no first token, but what was cached."""
         self._output_tokens = figures.output_tokens
         if not self._began:
             self._account.first_token(time.monotonic(), figures.cached)

@@ -56,6 +56,13 @@ def test_the_user_is_a_text(body, user) -> None:
     assert read_ask(json.dumps({"text": "a", **body}).encode()).route.user == user
 
 
+@pytest.mark.parametrize(
+    ("body", "stream"), [({"stream": True}, True), ({"stream": False}, False), ({}, False), ({"stream": "yes"}, False)]
+)
+def test_whether_it_is_a_stream(body, stream) -> None:
+    assert read_ask(json.dumps({"text": "a", **body}).encode()).route.stream is stream
+
+
 def test_caches_are_kept_apart_by_what_keeps_them_apart() -> None:
     plain, salted = (read_ask(json.dumps({"text": "a", **more}).encode()).route for more in ({}, {"cache_salt": "s"}))
     assert plain.prompt == salted.prompt == b'"a"'
