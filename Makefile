@@ -65,11 +65,12 @@ $(VENV)/.python:
 		|| { rm -rf $(VENV); echo "cannot create $(VENV): on Debian and Ubuntu install python3-venv" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/.serve: $(VENV)/.python $(PINS)-torch.txt $(PINS).txt $(PINS)-demo.txt pyproject.toml
+$(VENV)/.serve: $(VENV)/.python $(PINS)-torch.txt $(PINS).txt $(PINS)-demo.txt $(PINS)-grammar.txt pyproject.toml
 	@echo "installing pinned packages into $(VENV) (once)"
 	$(PIP) -r $(PINS)-torch.txt
 	$(PIP) -r $(PINS).txt
 	$(PIP) --no-deps -r $(PINS)-demo.txt
+	$(PIP) --no-deps -r $(PINS)-grammar.txt
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 

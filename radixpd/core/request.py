@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from radixpd.core.radix_tree import TreeNode
     from radixpd.core.step import PromptScores
 
-__all__ = ["MOVES", "Finish", "LogprobParams", "Phase", "Request", "SamplingParams", "sample_seed"]
+__all__ = ["MOVES", "Finish", "Grammar", "LogprobParams", "Phase", "Request", "SamplingParams", "sample_seed"]
 
 NO_SLOT = -1
 
@@ -37,6 +37,15 @@ class LogprobParams:
     top: int = 0
     start: int = -1
     token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output must be. `ebnf`: a text of this grammar; `tags`: free text in which certain beginnings open a part with a grammar of
+    its own (JSON, see `grammar.requests`). Written by the door alone."""
+
+    kind: Literal["ebnf", "tags"]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,7 @@ class SamplingParams:
     ignore_eos: bool = False
     n: int = 1
     seed: int = 0
+    grammar: Grammar | None = None
     logprobs: LogprobParams | None = None
 
 

@@ -1,0 +1,92 @@
+"""The xgrammar backend: the default, with the cheapest masks. Importing it imports torch. Opened by `base.open_backend`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xgrammar
+
+from radixpd.core.request import Grammar
+from radixpd.grammar.base import Compiled, Matcher, Vocabulary
+from radixpd.grammar.errors import GrammarError, first_line
+from radixpd.grammar.requests import read_tags
+
+__all__ = ["build"]
+
+
+def build(vocabulary: Vocabulary) -> XGrammar:
+    """The backend over a vocabulary."""
+    return XGrammar(vocabulary)
+
+
+class XGrammar:
+    """See `Backend`."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        tokens = [*vocabulary.tokens, *[b""] * (vocabulary.size - len(vocabulary.tokens))]
+        self._info = xgrammar.TokenizerInfo(
+            tokens[: vocabulary.size],
+            vocab_type=xgrammar.VocabType.RAW,
+            vocab_size=vocabulary.size,
+            stop_token_ids=list(vocabulary.eos_ids),
+        )
+
+    def compile(self, grammar: Grammar) -> Compiled:
+        """See `Backend`."""
+        # A compiler of its own, without a cache: what this process keeps is for `Library` to decide.
+        compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
+        try:
+            if grammar.kind == "tags":
+                return _Compiled(compiler.compile_structural_tag(_structural_tag(grammar)))
+            return _Compiled(compiler.compile_grammar(grammar.text))
+        except (RuntimeError, ValueError) as error:
+            raise GrammarError(first_line(error)) from None
+
+    def pack(self, compiled: Compiled) -> bytes:
+        """See `Backend`."""
+        assert isinstance(compiled, _Compiled)
+        packed: str = compiled.grammar.serialize_json()
+        return packed.encode()
+
+    def unpack(self, packed: bytes) -> Compiled:
+        """See `Backend`."""
+        return _Compiled(xgrammar.CompiledGrammar.deserialize_json(packed.decode(), self._info))
+
+
+class _Compiled:
+    def __init__(self, grammar: Any) -> None:
+        self.grammar = grammar
+        self.size: int = grammar.memory_size_bytes
+
+    def matcher(self) -> Matcher:
+        return _Matcher(xgrammar.GrammarMatcher(self.grammar))
+
+
+class _Matcher:
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def mask(self, row: np.ndarray) -> None:
+        self._matcher.fill_next_token_bitmask(row.reshape(1, -1), 0)
+
+    def accept(self, token: int) -> bool:
+        return not self.ended and bool(self._matcher.accept_token(token))
+
+    def forced(self) -> str:
+        return str(self._matcher.find_jump_forward_string())
+
+    def fork(self) -> Matcher:
+        return _Matcher(self._matcher.fork())
+
+    @property
+    def ended(self) -> bool:
+        return bool(self._matcher.is_terminated())
+
+
+def _structural_tag(grammar: Grammar) -> str | dict[str, Any]:
+    tags = read_tags(grammar)
+    content = [
+        {"type": "tag", "begin": tag.begin, "content": {"type": "grammar", "grammar": tag.ebnf}, "end": tag.end} for tag in tags.tags
+    ]
+    return {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": list(tags.triggers), "tags": content}}
