@@ -79,15 +79,22 @@ __all__ = [
     "gen_string",
     "get_default_backend",
     "get_server_info",
+    "greedy_token_selection",
     "select",
     "set_default_backend",
     "system",
     "system_begin",
     "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
     "user",
     "user_begin",
     "user_end",
 ]
+
+token_length_normalized = ChoicesMethod.TOKEN_LENGTH_NORMALIZED
+greedy_token_selection = ChoicesMethod.GREEDY_TOKEN_SELECTION
+unconditional_likelihood_normalized = ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
 
 
 def flush_cache(backend: RuntimeEndpoint | None = None) -> None:

@@ -25,6 +25,7 @@ ALONE = ((-1.0, -0.01, -0.01), (-0.8,), (-9.0, -1.0))
         ("token_length_normalized", "long and predictable"),
         ("greedy_token_selection", "first"),
         (ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED, "rare"),
+        (rx.greedy_token_selection, "first"),
     ],
 )
 def test_fe_02_each_method_picks_the_one_it_documents(method: Any, winner: str) -> None:
