@@ -20,13 +20,14 @@ from radixpd.mini_lb.fit import PrefillFit
 from radixpd.mini_lb.ledger import RECENT_S, Entry, Line
 from radixpd.mini_lb.pairing import Policies, route
 from radixpd.mini_lb.prefix_index import CAP_BYTES, Held, PrefixIndex, text_keys
-from radixpd.mini_lb.snapshot import Choice, Hits, RouteAsk, Situation, Tuning, WorkerSnapshot
+from radixpd.mini_lb.snapshot import NO_HITS, Choice, Hits, RouteAsk, Situation, Tuning, WorkerSnapshot
 
 __all__ = ["Account", "Dispatcher"]
 
 GRACE_S = 2.0  # after the end of a request: until then its pages are believed to be where they were sent, though no event says so yet
 HOT_PREFIXES = 4096  # whose heat is remembered
 MOMENT_S = 0.001
+NOTHING: Held = (0, 0)
 MEMORY = 0.02  # share of the newest answer in the mean output length
 
 
@@ -66,17 +67,13 @@ class Account:
 class _Seen:
     """The ask at hand, so that `dispatched`, right after `pick`, need not look it up again.
 
-    `keys`: page ids, or keys for pieces of the text; `shared`: how many of them some worker has.
+    `keys`: page ids, or keys for pieces of the text, and how many tokens one stands for; `shared`: how many of them some worker has.
     """
 
     ask: RouteAsk
     keys: list[int]
+    key_tokens: float
     shared: int = 0
-
-    @property
-    def key_tokens(self) -> float:
-        """Tokens that a key stands for."""
-        return self.ask.page_size if self.ask.pages else self.ask.tokens / max(1, len(self.keys))
 
 
 class Dispatcher:
@@ -112,7 +109,7 @@ class Dispatcher:
         seen.shared = max((sum(each) for each in held.values()), default=0)
         situation = Situation(self._turn, self._random, self._heat_of(seen, now), self.tuning)
         self._turn += 1
-        views = [self._view(worker, seen, held.get(worker.name, (0, 0)), now) for worker in workers if worker.usable]
+        views = [self._view(worker, seen, held.get(worker.name, NOTHING), now) for worker in workers if worker.usable]
         return route(replace(ask, output_tokens=self._expected(ask)), views, self.policies, situation)
 
     def dispatched(self, ask: RouteAsk, choice: Choice, now: float) -> Account:
@@ -183,7 +180,7 @@ class Dispatcher:
     def _seen(self, ask: RouteAsk) -> _Seen:
         if self._last is None or self._last.ask is not ask:
             keys = (list(ask.pages) or text_keys(ask.prompt, ask.namespace)) if self._hits != {"none"} else []
-            self._last = _Seen(ask, keys)
+            self._last = _Seen(ask, keys, ask.page_size if ask.pages else ask.tokens / max(1, len(keys)))
         return self._last
 
     def _exact(self, worker: WorkerSnapshot, ask: RouteAsk) -> bool:
@@ -196,36 +193,39 @@ class Dispatcher:
         for worker in workers:
             if self._exact(worker, seen.ask):
                 exact = True
-                # Of a worker that tells, only what it cannot have told yet is believed without its word.
-                self.sent.expire(worker.name, min(now - GRACE_S, self._line(worker.name).oldest_sent(now)))
+                if self.sent.held(worker.name):
+                    # Of a worker that tells, only what it cannot have told yet is believed without its word.
+                    self.sent.expire(worker.name, min(now - GRACE_S, self._line(worker.name).oldest_sent(now)))
             elif worker.kv_tokens:
                 self.sent.trim(worker.name, int(worker.kv_tokens / seen.key_tokens))
         held = self.sent.match(seen.keys)
         if exact:
             for name, known in self.known.match(seen.keys).items():
-                held[name] = max(held.get(name, (0, 0)), known, key=sum)
+                held[name] = max(held.get(name, NOTHING), known, key=sum)
         return held
 
     def _view(self, worker: WorkerSnapshot, seen: _Seen, held: Held, now: float) -> WorkerSnapshot:
         """The worker with our own knowledge of it."""
-        line = self._line(worker.name)
+        name, line, per_key = worker.name, self._line(worker.name), seen.key_tokens
         exact = self._exact(worker, seen.ask)
         index = self.known if exact else self.sent
-        oldest = index.oldest(worker.name)
+        oldest = index.oldest(name)
         queued_tokens, queued_s = line.queued(now)
-        room = worker.kv_tokens - index.held(worker.name) * seen.key_tokens - queued_tokens
-        most = max(seen.ask.tokens - 1, 0)  # the last token is always computed
-        device = min(round(held[0] * seen.key_tokens), most)
-        return replace(
-            worker,
+        room = round(worker.kv_tokens - index.held(name) * per_key - queued_tokens) if worker.kv_tokens else None
+        hits = NO_HITS
+        if held is not NOTHING:
+            most = max(seen.ask.tokens - 1, 0)  # the last token is always computed
+            device = min(round(held[0] * per_key), most)
+            hits = Hits(device, min(round(held[1] * per_key), most - device), exact)
+        return worker._replace(
             in_flight=line.in_flight,
             queued_tokens=queued_tokens,
             queued_s=queued_s,
             used_tokens=max(line.tokens, worker.kv_tokens - worker.free_tokens),
             recent_s=line.recent(now),
-            room_tokens=round(room) if worker.kv_tokens else None,
+            room_tokens=room,
             idle_s=now - oldest if oldest is not None else 0.0,
-            hits=Hits(device, min(round(held[1] * seen.key_tokens), most - device), exact),
+            hits=hits,
             prefill=line.speed.model,
             decode=line.decode.model,
         )

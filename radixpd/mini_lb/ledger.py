@@ -128,16 +128,19 @@ class Line:
 
     def queued(self, now: float) -> tuple[int, float]:
         """What a prompt sent now would find before it: uncached tokens still to be computed, and seconds to wait for them."""
-        self._presume(now)
+        speed = self.speed
         if not self._queue:
-            return 0, self.speed.queueing * self._foreign[1] * self.speed.model.seconds(TYPICAL_PROMPT)
-        head = next(iter(self._queue))
-        head_s = self.speed.seconds(head.work)
-        begun_s = min(self._begun(now), head_s)
+            return 0, speed.queueing * self._foreign[1] * speed.model.seconds(TYPICAL_PROMPT) if self._foreign[1] else 0.0
+        self._presume(now)
+        head = next(iter(self._queue), None)
+        if head is None:
+            return self.queued(now)
+        head_s = speed.seconds(head.work)
+        begun_s = min(now - max(head.sent, self._progress), head_s)
         tokens = self._waiting.tokens - (int(head.new * begun_s / head_s) if head_s > 0 else 0)
         # Others' prompts are taken to be like ours.
-        seconds = self.speed.seconds(self._waiting) * (1 + self._foreign[1] / len(self._queue)) - begun_s
-        return tokens, self.speed.queueing * max(0.0, seconds)
+        seconds = speed.seconds(self._waiting) * (1 + self._foreign[1] / len(self._queue)) - begun_s
+        return tokens, speed.queueing * max(0.0, seconds)
 
     def oldest_sent(self, now: float) -> float:
         """When the oldest open request was sent; `now` if there is none."""

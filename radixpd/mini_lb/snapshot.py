@@ -1,17 +1,29 @@
 """What a choice sees and what it says: workers as they look now, the request that asks, the answer with its reasons.
 
-Frozen records, no behaviour beyond derived figures: policies are functions of these alone, so that proxy and simulation share them. Lengths
-are tokens, times are seconds. `fleet` (or the simulator) fills in what workers report; `dispatch` adds what it sent and they have not yet
-reported, and what each has cached of the prompt at hand.
+Immutable records, no behaviour beyond derived figures: policies are functions of these alone, so that proxy and simulation share them.
+Lengths are tokens, times are seconds. `fleet` (or the simulator) fills in what workers report; `dispatch` adds what it sent and they have
+not yet reported, and what each has cached of the prompt at hand.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
-__all__ = ["Candidate", "Choice", "DecodeModel", "Hits", "PrefillModel", "Role", "RouteAsk", "Situation", "Tuning", "WorkerSnapshot"]
+__all__ = [
+    "NO_HITS",
+    "Candidate",
+    "Choice",
+    "DecodeModel",
+    "Hits",
+    "PrefillModel",
+    "Role",
+    "RouteAsk",
+    "Situation",
+    "Tuning",
+    "WorkerSnapshot",
+]
 
 Role = Literal["regular", "prefill", "decode"]
 
@@ -66,10 +78,10 @@ class Hits:
 NO_HITS = Hits()
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSnapshot:
-    """One worker. `name` is unique and stays over restarts. `usable`: healthy, circuit not open, not draining.
+class WorkerSnapshot(NamedTuple):
+    """One worker; a tuple, since every choice makes one for each.
 
+    `name` is unique and stays over restarts. `usable`: healthy, circuit not open, not draining.
     Reported by the worker: running, waiting, max_running, kv_tokens, free_tokens. From `dispatch`: all that follows.
     """
 
@@ -145,8 +157,7 @@ class Situation:
     tuning: Tuning = Tuning()
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One worker (or one pair) that was considered: `ttft_s` is the sum of the parts, `score` what was compared (lower wins)."""
 
     worker: str
