@@ -37,6 +37,7 @@ TORCH_PROCESSES = (
     "runtime.embedded_supervisor",
     "runtime.process_group",
     "runtime.model_files",
+    "runtime.vocabulary",
 )
 FOR_SERVER = (
     "caller", "client", "messages", "metrics", "output", "admission", "defaults", "tokenizer_manager", "child", "off_loop", "request_log",
@@ -74,7 +75,13 @@ ROWS = (
         external=(*TORCH_SIDE, "msgspec", "prometheus_client", "psutil", "yaml", "tokenizers", "sentencepiece", "jinja2"),
     ),
     # Every other file of runtime/, also one that is new: what the scheduler and API processes are made of.
-    Row(("runtime",), internal=("core", "text", "config"), external=("msgspec", "zmq", "prometheus_client"), never=TORCH_PROCESSES),
+    Row(
+        ("runtime",),
+        # Of the grammars only what the door needs: files without any backend.
+        internal=("core", "text", "config", "grammar.requests", "grammar.errors"),
+        external=("msgspec", "zmq", "prometheus_client"),
+        never=TORCH_PROCESSES,
+    ),
     Row(
         ("server",),
         internal=(
@@ -260,3 +267,13 @@ def test_processes_without_torch_load_none() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def test_one_place_knows_what_a_disaggregation_mode_means() -> None:
+    """Everything else is handed the objects that `runtime.disaggregation` makes of it. config declares the flag and checks it."""
+    reads = {
+        path.relative_to(ROOT / "radixpd").as_posix()
+        for path in (ROOT / "radixpd").rglob("*.py")
+        if "disaggregation_mode" in path.read_text(encoding="utf-8")
+    }
+    assert reads == {"config/settings.py", "config/disaggregation.py", "runtime/disaggregation.py"}

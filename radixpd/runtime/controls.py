@@ -15,10 +15,10 @@ from radixpd.core.roles import MakeRole
 from radixpd.core.scheduler import PAUSE_MODES, Scheduler
 from radixpd.core.tree_view import cache_view
 from radixpd.errors import ConfigError
-from radixpd.runtime.exchange import Ties
 from radixpd.runtime.links import Sender
 from radixpd.runtime.messages import Control, Load, Reply
 from radixpd.runtime.orders import ORDERS, obey
+from radixpd.runtime.ties import Ties
 
 __all__ = ["Controls"]
 

@@ -3,7 +3,7 @@
 The loop calls `take` (what has come goes to the brain), then `order` and `tell` with what the brain wants; a room's end reaches the runner
 no later than a plan that may write into its pages. Invariants: the brain hears nothing of a peer before the mover knows the way to it;
 after a peer's process was replaced nothing is said to the new one before the mover has taken the old one's access away, so that a late
-`PeerLost` never speaks of the new one's rooms. A server without peers has an `Alone` instead.
+`PeerLost` never speaks of the new one's rooms. Made by `ties.open_ties`.
 """
 
 from __future__ import annotations
@@ -11,79 +11,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from radixpd.core.handoff import CancelRoom, ExpectRoom, MoverOrder, PeerLost, PeerMessage, PeerSilent
 from radixpd.core.scheduler import Scheduler
-from radixpd.errors import ConfigError
 from radixpd.runtime.links import Receiver, Sender
 from radixpd.runtime.messages import RunnerReady
 from radixpd.runtime.mover_messages import Cancel, Dismiss, Dismissed, Expect, FromMover, Meet, Met, Report, report_of
 from radixpd.runtime.peers import Identity, News, PeerGone, PeerRefused, Peers, PeerUnreachable, PeerUp
 
-__all__ = ["Alone", "Exchange", "Half", "Ties"]
+__all__ = ["Exchange", "Half"]
 
 logger = logging.getLogger(__name__)
-
-
-class Ties(Protocol):
-    """What the scheduler's loop needs of its ties to other servers."""
-
-    @property
-    def has_news(self) -> bool:
-        """Whether `take` has something although no socket is readable."""
-        ...
-
-    def identify(self, ready: RunnerReady) -> None:
-        """The runner is ready: from now on this server pairs."""
-        ...
-
-    def switch(self, mode: str) -> None:
-        """Be the other half of pairs. Raises ConfigError, and changes nothing, if that is not possible."""
-        ...
-
-    def take(self, now: float) -> bool:
-        """What has come goes to the brain; whether that was anything."""
-        ...
-
-    def order(self, orders: Iterable[MoverOrder]) -> None:
-        """Orders for the own mover."""
-        ...
-
-    def take_ended(self) -> tuple[int, ...]:
-        """Rooms that such orders have ended since the last call. The next plan carries them: it may reach the runner before they do."""
-        ...
-
-    def tell(self, messages: Iterable[tuple[str, PeerMessage]], now: float) -> None:
-        """Say something to other servers' brains."""
-        ...
-
-
-class Alone:
-    """Of a server that serves requests from prompt to last token."""
-
-    has_news = False
-
-    def identify(self, ready: RunnerReady) -> None:
-        """Nobody asks."""
-
-    def switch(self, mode: str) -> None:
-        """There is no other half."""
-        raise ConfigError("this server is no half of a pair: start it with --disaggregation-mode prefill or decode")
-
-    def take(self, now: float) -> bool:
-        """Nobody says anything."""
-        return False
-
-    def order(self, orders: Iterable[MoverOrder]) -> None:
-        """There are none."""
-
-    def take_ended(self) -> tuple[int, ...]:
-        """There are none."""
-        return ()
-
-    def tell(self, messages: Iterable[tuple[str, PeerMessage]], now: float) -> None:
-        """There are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +53,12 @@ class Exchange:
         self._early: dict[str, list[PeerMessage]] = {}  # of peers that the mover has not met yet
 
     def identify(self, ready: RunnerReady) -> None:
-        """See `Ties`."""
+        """See `ties.Ties`."""
         self._ready = ready
         self.peers.identify(self._half.identity(ready))
 
     def switch(self, mode: str) -> None:
-        """See `Ties`. A control link of its own: to everyone who knew this server it has gone, and another one is there."""
+        """See `ties.Ties`. A control link of its own: to everyone who knew this server it has gone, and another one is there."""
         half = self._half_of(mode)
         peers = half.peers()  # first: it may fail
         self.peers.close()
@@ -132,11 +70,11 @@ class Exchange:
 
     @property
     def has_news(self) -> bool:
-        """See `Ties`."""
+        """See `ties.Ties`."""
         return self.peers.has_news
 
     def take(self, now: float) -> bool:
-        """See `Ties`."""
+        """See `ties.Ties`."""
         moved = False
         for message in self._from_mover.drain():
             moved = True
@@ -164,7 +102,7 @@ class Exchange:
         return moved
 
     def order(self, orders: Iterable[MoverOrder]) -> None:
-        """See `Ties`."""
+        """See `ties.Ties`."""
         for order in orders:
             match order:
                 case ExpectRoom(room, peer, pages):
@@ -174,12 +112,12 @@ class Exchange:
                     self._ended.append(room)
 
     def take_ended(self) -> tuple[int, ...]:
-        """See `Ties`."""
+        """See `ties.Ties`."""
         ended, self._ended = tuple(self._ended), []
         return ended
 
     def tell(self, messages: Iterable[tuple[str, PeerMessage]], now: float) -> None:
-        """See `Ties`."""
+        """See `ties.Ties`."""
         for peer, message in messages:
             if peer in self._held:
                 self._held[peer].append(message)

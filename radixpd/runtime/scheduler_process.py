@@ -9,7 +9,6 @@ every second (its heartbeat), a step that takes longer than the watchdog allows 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,13 +20,13 @@ import zmq
 
 from radixpd.config.resolve import Resolved, from_json
 from radixpd.core.effects import ClientEffect, Finished, Prefilled, PromptScored, TokensOut
+from radixpd.core.grammars import WantGrammar
 from radixpd.core.load import LoadSnapshot
 from radixpd.core.scheduler import Scheduler
 from radixpd.errors import EngineFailed
 from radixpd.runtime import child
 from radixpd.runtime.controls import Controls
-from radixpd.runtime.disaggregation import bind_of, has_peers, identity_of, make_role, mode_of, writes_of
-from radixpd.runtime.exchange import Alone, Exchange, Half, Ties
+from radixpd.runtime.disaggregation import make_role, mode_of
 from radixpd.runtime.kv_events import Publisher
 from radixpd.runtime.links import Addresses, Receiver, Sender
 from radixpd.runtime.messages import (
@@ -35,10 +34,12 @@ from radixpd.runtime.messages import (
     Batch,
     Control,
     Failed,
+    Forget,
     FromApi,
     FromRunner,
     Generate,
     Load,
+    Made,
     Refused,
     Reply,
     RunnerReady,
@@ -46,10 +47,10 @@ from radixpd.runtime.messages import (
     Step,
     Stepped,
     Stop,
+    Want,
 )  # fmt: skip
-from radixpd.runtime.mover_messages import FromMover
-from radixpd.runtime.peers import Peers
 from radixpd.runtime.step_log import StepLog
+from radixpd.runtime.ties import Alone, Ties, open_ties
 from radixpd.runtime.watchdog import BEAT, Pulse
 
 __all__ = ["Links", "Loop", "batch", "main"]
@@ -187,6 +188,8 @@ class Loop:
                 case Stepped(result):
                     self._scheduler.apply(result, now)
                     self._progress = now
+                case Made(id, error, status):
+                    self._scheduler.grammar_answered(id, error, status, now)
                 case Reply():
                     self._links.to_api.send(message)
                 case RunnerReady(pages):
@@ -222,6 +225,8 @@ class Loop:
         effects = self._scheduler.drain()
         self._ties.order(effects.mover)
         self._ties.tell(effects.peer, now)
+        for order in effects.grammars:
+            self._links.to_runner.send(Want(order.id, order.grammar) if isinstance(order, WantGrammar) else Forget(order.grammar))
         if effects.client:
             self._links.to_api.send(batch(effects.client))
         if self._events is not None:
@@ -296,32 +301,6 @@ def _publisher(context: zmq.Context[Any], resolved: Resolved) -> Publisher | Non
     )
 
 
-def _ties(
-    context: zmq.Context[Any],
-    peers_context: zmq.Context[Any],
-    poller: zmq.Poller,
-    scheduler: Scheduler,
-    launch: child.Launch,
-    resolved: Resolved,
-) -> Ties:
-    if not has_peers(resolved):
-        return Alone()
-    addresses = Addresses(launch.directory)
-    from_mover: Receiver[FromMover] = Receiver(context, addresses.from_mover, FromMover, bind=True)
-    poller.register(from_mover.socket, zmq.POLLIN)
-
-    def half(mode: str) -> Half:
-        """As this mode. Every opening is a new incarnation."""
-
-        def peers() -> Peers:
-            bind, allowed = bind_of(mode, resolved), resolved.settings.disaggregation.disaggregation_peers
-            return Peers(peers_context, poller, secret=resolved.peer_secret, incarnation=os.urandom(16), bind=bind, allowed=allowed)
-
-        return Half(peers, partial(identity_of, mode, resolved), writes_of(mode))
-
-    return Exchange(mode_of(resolved), half, scheduler, to_mover=Sender(context, addresses.to_mover(0)), from_mover=from_mover)
-
-
 def _body(launch: child.Launch) -> int:
     resolved = from_json(launch.resolved)
     context: zmq.Context[Any] = zmq.Context()
@@ -338,7 +317,7 @@ def _body(launch: child.Launch) -> int:
             role=make_role(mode_of(resolved), resolved),
         )
         poller = zmq.Poller()
-        ties = _ties(context, peers_context, poller, scheduler, launch, resolved)
+        ties = open_ties(scheduler, resolved, Addresses(launch.directory), poller, context=context, peers_context=peers_context)
         try:
             Loop(scheduler, links, resolved=resolved, events=events, pulse=Pulse(launch.watch_fd), ties=ties, poller=poller).run()
         except (EngineFailed, msgspec.MsgspecError) as error:
