@@ -108,6 +108,8 @@ class PrefixIndex:
                 last, at = self._join(holder, run, last, pages, at)
         if last is not None:
             self._forest.touch(holder, last, now)
+            for run in list(last.path())[1:]:
+                self._forest.merge(run)
         self._shrink()
 
     def remove(self, worker: str, pages: Iterable[int], *, tier: int = DEVICE) -> None:

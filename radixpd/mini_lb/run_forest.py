@@ -135,18 +135,18 @@ class RunForest:
             run.children.clear()
         parent = run.parent
         if longest:
-            self._merge(run)
+            self.merge(run)
         else:
             self._runs -= 1
             run.parent = None
             if parent is not None:
                 parent.children.remove(run)
         if parent is not None:
-            self._merge(parent)
+            self.merge(parent)
 
-    def _merge(self, run: Run) -> None:
+    def merge(self, run: Run) -> None:
         """Join `run` with its only child if all holders of either have the whole of `run` and some of the child."""
-        if len(run.children) != 1:
+        if len(run.children) != 1 or not run.held:
             return
         (child,) = run.children
         if run.held.keys() != child.held.keys() or min(run.held.values()) < len(run.pages):
