@@ -31,7 +31,7 @@ EXCUSES = re.compile(
             r"exclude each other", r"does not show the last message's text", r"the chat template", r"chat_template_kwargs may not set",
             r"logit_bias: keys are token ids", r"this server writes no profiles", r"no profile was started",
             r"^this server does not split prefill and decode",  # a change of role; a room says which field it is
-            r"stop_regex: ",
+            r"stop_regex: ", r"(json_schema|regex|ebnf|structural_tag|response_format): ", r"an output follows one grammar",
             r"bootstrap_\w+ is missing: it goes with", r"is not a loopback address", r"is none of --disaggregation-peers",
             r"bootstrap_host must be a host name", r"two prompts of this request",
             r"prompts take the rooms from", r"values must be equal", r"bootstrap_room \d+ is in use",

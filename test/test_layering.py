@@ -87,6 +87,7 @@ ROWS = (
         internal=(
             "config",
             "text",
+            "grammar.requests",
             *(f"runtime.{name}" for name in FOR_SERVER),
             "core.request",
             "core.step",

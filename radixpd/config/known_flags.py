@@ -18,7 +18,7 @@ SPECULATION = "radixpd does not decode speculatively yet"
 PARALLEL = "radixpd runs one model runner on one machine so far"
 EXPERTS = "radixpd serves dense models only so far"
 GPU = "radixpd runs on a CPU so far"
-GRAMMAR = "radixpd does not constrain output by grammars yet"
+JSON = "radixpd writes constrained JSON with one space behind each comma and colon, and no other white space"
 PARSERS = "radixpd does not parse tool calls or reasoning yet"
 QUANTISATION = "radixpd computes in float32 or bfloat16 only (a .gguf file is dequantised when it is loaded)"
 KINDS = "radixpd serves text generation only, no embedding, reward or multimodal models"
@@ -50,7 +50,7 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
         "enable-torch-compile", "enable-deterministic-inference", "rl-on-policy-target", "enable-memory-saver",
         "prefill-attention-backend", "decode-attention-backend",
     ),
-    GRAMMAR: ("grammar-backend",),
+    JSON: ("constrained-json-whitespace-pattern", "constrained-json-disable-any-whitespace"),
     PARSERS: ("tool-call-parser", "tool-server", "reasoning-parser"),
     QUANTISATION: ("quantization", "quantization-param-path", "torchao-config"),
     KINDS: (
@@ -82,7 +82,7 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
 REFUSED = {name: reason for reason, names in _BY_REASON.items() for name in names}
 
 REFUSED_PREFIXES = {
-    "constrained-json-": GRAMMAR,
+    "constrained-json-": JSON,
     "debug-tensor-dump-": OBSERVE,
     "deepep-": EXPERTS,
     "disaggregation-decode-": PD,

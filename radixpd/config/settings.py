@@ -93,6 +93,10 @@ class EngineSettings:
     device: str = flag("cpu", "where tensors live", choices=("cpu",))
     attention_backend: str = flag("torch_native", "attention kernels", choices=("torch_native",))
     sampling_backend: str = flag("pytorch", "sampling kernels", choices=("pytorch",))
+    grammar_backend: str = flag(
+        "xgrammar", "what constrains output; none: such requests are refused", choices=("xgrammar", "llguidance", "none")
+    )
+    grammar_compile_timeout: float = flag(10.0, "seconds that one grammar may take to compile", low=0.1, high=600)
     tp_size: int = flag(1, "tensor-parallel ranks", low=1, high=1)
     threads: int | None = flag(None, "CPU threads of the runner; default: all cores", low=1, high=1024)
     random_seed: int | None = flag(

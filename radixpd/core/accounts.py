@@ -65,7 +65,9 @@ class Accounts:
         self.totals.finished_total += samples
         self.totals.aborted_total += samples if finish.kind == "abort" else 0
 
-    def load(self, requests: Iterable[Request], queues: Queues, *, steps: int, new_token_ratio: float, paused: bool) -> LoadSnapshot:
+    def load(
+        self, requests: Iterable[Request], queues: Queues, grammar_queue: int, *, steps: int, new_token_ratio: float, paused: bool
+    ) -> LoadSnapshot:
         """How busy the server is now."""
         cache = self._cache
         pages, free, tree, quarantine = cache.allocator.pages, cache.allocator.free_pages, cache.tree.pages, cache.quarantined_pages
@@ -75,6 +77,7 @@ class Accounts:
             running=self.running,
             waiting=sum(len(request.samples) for request in self._prefill.waiting),
             retracted=sum(len(request.samples) for request in self._prefill.waiting if request.attempt),
+            grammar_queue=grammar_queue,
             parked=sum(request.phase is Phase.PARKED for request in requests),
             pages=pages,
             free_pages=free,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from radixpd.core.grammars import GrammarOrder
 from radixpd.core.handoff import MoverOrder, PeerMessage
 from radixpd.core.journey import Journey
 from radixpd.core.request import Finish
@@ -87,9 +88,10 @@ ClientEffect = Prefilled | PromptScored | TokensOut | Finished
 @dataclass(slots=True)
 class Effects:
     """Effects in the order they happened: `client` for the tokenizer manager, `cache` for KV event subscribers, `peer` for other servers'
-    brains, `mover` for the own mover."""
+    brains, `mover` for the own mover, `grammars` for the model runner."""
 
     client: list[ClientEffect] = field(default_factory=list)
     cache: list[CacheEvent] = field(default_factory=list)
     peer: list[tuple[str, PeerMessage]] = field(default_factory=list)
     mover: list[MoverOrder] = field(default_factory=list)
+    grammars: list[GrammarOrder] = field(default_factory=list)

@@ -47,6 +47,7 @@ class LoadSnapshot:
     waiting: int = 0
     retracted: int = 0  # of the waiting: those that ran before and gave their pages back
     parked: int = 0
+    grammar_queue: int = 0  # whose grammar is not ready
     pages: int = 0  # of the pool
     free_pages: int = 0
     tree_pages: int = 0

@@ -15,7 +15,7 @@ from radixpd.core.handoff import Arrived
 from radixpd.core.holdings import Holdings
 from radixpd.core.plan_builder import InFlight, Piece, PlanBuilder
 from radixpd.core.prefill import Prefill
-from radixpd.core.request import Phase, Request
+from radixpd.core.request import Finish, Phase, Request
 from radixpd.core.roles import Role
 from radixpd.core.roster import Roster
 from radixpd.core.step import StepResult, TokenLogprobs
@@ -75,6 +75,11 @@ class Outcomes:
         table = self._holdings.table
         alive = table.epoch[record.sample_slots] == record.epochs
         slots, ids, logprobs = record.sample_slots, result.tokens, result.logprobs
+        for fault in result.faults:
+            if alive[fault.sample]:
+                request: Request = table.requests[slots[fault.sample]]
+                self._roster.finish(request, Finish("abort", message=fault.message, status=500), self._accounts.completion(request))
+                alive[fault.sample] = False
         if not alive.all():
             slots, ids = slots[alive], ids[alive]
             logprobs = tuple(each for each, there in zip(logprobs, alive) if there)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from radixpd.core.accounts import Accounts
 from radixpd.core.decode import Decode
 from radixpd.core.effects import ClientEffect, Finished, Prefilled
+from radixpd.core.grammars import Grammars
 from radixpd.core.holdings import Holdings
 from radixpd.core.prefill import Prefill
 from radixpd.core.request import NO_SLOT, Finish, Phase, Request
@@ -20,7 +21,7 @@ __all__ = ["Roster"]
 class Roster:
     """All live requests of one server, by rid."""
 
-    def __init__(self, holdings: Holdings, decode: Decode, prefill: Prefill, accounts: Accounts, role: Role) -> None:
+    def __init__(self, holdings: Holdings, decode: Decode, prefill: Prefill, accounts: Accounts, role: Role, grammars: Grammars) -> None:
         self.live: dict[str, Request] = {}
         self.effects: list[ClientEffect] = []
         self._holdings = holdings
@@ -28,6 +29,7 @@ class Roster:
         self._prefill = prefill
         self._accounts = accounts
         self.role = role
+        self._grammars = grammars
 
     def enter(self, samples: list[Request]) -> None:
         """The samples of one prompt are here; sample 0 carries the others until their fork."""
@@ -58,6 +60,7 @@ class Roster:
         for each in samples:
             each.move(Phase.FINISHED)
             del self.live[each.rid]
+            self._grammars.leave(each)
             journey = each.trail.journey(each.prompt_length)
             self.effects.append(Finished(each.rid, finish, each.prompt_length, completion, each.trail.cached, each.attempt, journey))
         self._accounts.ended(len(samples), finish)

@@ -20,6 +20,7 @@ from radixpd.core.accounts import Accounts
 from radixpd.core.budget import NewTokenRatio
 from radixpd.core.decode import Decode
 from radixpd.core.effects import Effects
+from radixpd.core.grammars import Grammars
 from radixpd.core.handoff import Arrived, MoverOrder, MoverReport, PeerMessage, Room
 from radixpd.core.holdings import Holdings
 from radixpd.core.load import LoadSnapshot, Totals
@@ -71,7 +72,8 @@ class Scheduler:
         self.role: Role = role(self)
         self.prefill = Prefill(settings, self.holdings, self.decode, self.ratio, self.role)
         self.accounts = Accounts(self.holdings, self.prefill, slots)
-        self.roster = Roster(self.holdings, self.decode, self.prefill, self.accounts, self.role)
+        self.grammars = Grammars()
+        self.roster = Roster(self.holdings, self.decode, self.prefill, self.accounts, self.role, self.grammars)
         self._outcomes = Outcomes(
             self.roster,
             self.holdings,
@@ -138,6 +140,7 @@ class Scheduler:
         ]
         leader = samples[0]
         self.roster.enter(samples)
+        unready = self.grammars.enter(leader)
         refusal = self._refusal(leader)
         if refusal:
             if room is not None:
@@ -145,6 +148,25 @@ class Scheduler:
             self.roster.finish(leader, Finish("abort", message=refusal, status=400), 0)
             return
         leader.room = room
+        if unready:
+            leader.phase = Phase.PARKED
+        else:
+            self._place(leader, now)
+
+    def grammar_answered(self, id: int, error: str, status: int, now: float = 0.0) -> None:
+        """The runner has made a grammar ready, or says why it cannot."""
+        self._at(now)
+        for request in self.grammars.answered(id, ready=not error):
+            if not error:
+                self._place(request, now)
+                continue
+            if request.room is not None:
+                self.role.on_refused(request.room, error, status)
+            self.roster.finish(request, Finish("abort", message=error, status=status), 0)
+
+    def _place(self, leader: Request, now: float) -> None:
+        """Where the role wants it."""
+        leader.since = now
         leader.phase = self.role.arrive(leader, now)
         if leader.phase is Phase.WAITING:
             self.prefill.enqueue(leader)
@@ -163,6 +185,8 @@ class Scheduler:
         if request is None:
             return
         request = request.leader or request
+        if request.room is not None and self.grammars.waits(request):
+            self.role.on_refused(request.room, message, status)
         self.roster.finish(request, Finish("abort", message=message, status=status), self.accounts.completion(request))
 
     def stop(self, rid: str, keep: int, matched: str, now: float = 0.0) -> None:
@@ -279,8 +303,14 @@ class Scheduler:
 
     def drain(self) -> Effects:
         """Effects since the last call."""
-        effects = Effects(client=self.roster.effects, cache=self.cache.events, peer=self._messages, mover=self.take_orders())
-        self.roster.effects, self.cache.events, self._messages = [], [], []
+        effects = Effects(
+            client=self.roster.effects,
+            cache=self.cache.events,
+            peer=self._messages,
+            mover=self.take_orders(),
+            grammars=self.grammars.orders,
+        )
+        self.roster.effects, self.cache.events, self._messages, self.grammars.orders = [], [], [], []
         return effects
 
     def take_orders(self) -> list[MoverOrder]:
@@ -366,7 +396,12 @@ class Scheduler:
     def load(self) -> LoadSnapshot:
         """How busy the server is now."""
         return self.accounts.load(
-            self.roster.live.values(), self.role.queues(), steps=self._steps, new_token_ratio=self.ratio.value, paused=self.paused
+            self.roster.live.values(),
+            self.role.queues(),
+            self.grammars.queued,
+            steps=self._steps,
+            new_token_ratio=self.ratio.value,
+            paused=self.paused,
         )
 
     def state(self, now: float, rids: Collection[str] | None = None) -> dict[str, object]:
@@ -374,5 +409,6 @@ class Scheduler:
         live = self.roster.live
         requests = list(live.values()) if rids is None else [live[rid] for rid in rids if rid in live]
         filling = (*self.prefill.filling, *self.prefill.settling)
-        found = whereabouts(requests, self.role.stages(), self.table, filling=filling, now=now, paused=self.paused)
+        unready = [request for request in requests if self.grammars.waits(request)]
+        found = whereabouts(requests, self.role.stages(), self.table, filling=filling, unready=unready, now=now, paused=self.paused)
         return {"in_flight": self.in_flight, "requests": [asdict(each) for each in found if rids is None or each.rid is not None]}

@@ -54,7 +54,7 @@ class SlotTable:
         self.page_count[slot] = 0
         self.shared[slot] = 0
         self.sending[slot] = False
-        self.ignores_eos[slot] = params.ignore_eos
+        self.ignores_eos[slot] = params.ignore_eos and params.grammar is None
         self.picky[slot] = bool(params.stop_token_ids) or params.min_new_tokens > 0
 
     def give(self, request: Request) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from radixpd.core.request import SamplingParams
 
-__all__ = ["PromptScores", "Score", "Send", "SlotBegin", "StepPlan", "StepResult", "TokenLogprobs", "no_ids"]
+__all__ = ["Fault", "PromptScores", "Score", "Send", "SlotBegin", "StepPlan", "StepResult", "TokenLogprobs", "no_ids"]
 
 
 def no_ids() -> np.ndarray:
@@ -112,6 +112,14 @@ class PromptScores:
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """The request of sample `sample` cannot go on: its token means nothing."""
+
+    sample: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a plan produced. `tokens[i]` belongs to sample i, `scores[i]` to `StepPlan.scores[i]`.
 
@@ -123,3 +131,4 @@ class StepResult:
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     scores: tuple[PromptScores, ...] = ()
     seconds: float = 0.0
+    faults: tuple[Fault, ...] = ()

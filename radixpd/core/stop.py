@@ -27,6 +27,8 @@ def ended(table: SlotTable, slots: np.ndarray, ids: np.ndarray, eos_ids: np.ndar
 def finish_of(request: Request, known: int, token: int, eos_ids: np.ndarray) -> Finish | None:
     """Why the request ends with `token` as its last of `known` tokens; None when it goes on."""
     params = request.params
+    if params.grammar is not None and token in eos_ids:  # behind a complete text there is nothing else
+        return Finish("stop", matched=token)
     if known - request.prompt_length >= params.min_new_tokens:
         if token in params.stop_token_ids:
             return Finish("stop", matched=token)

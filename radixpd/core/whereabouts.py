@@ -16,7 +16,7 @@ from radixpd.core.slots import SlotTable
 __all__ = ["OWN_MOVER", "OWN_POOL", "OWN_QUEUE", "RUNNER", "Part", "Stage", "Whereabouts", "whereabouts"]
 
 Part = Literal[
-    "queued", "prefill", "decode", "fork",  # on every server
+    "grammar", "queued", "prefill", "decode", "fork",  # on every server
     "reserving", "reserved", "receiving", "arrived", "landed", "landing", "quarantine",  # on a decode server
     "awaiting_reserve", "awaiting_body", "sending", "draining",  # on a prefill server
 ]  # fmt: skip
@@ -24,6 +24,7 @@ RUNNER = "runner"
 OWN_QUEUE = "own queue"
 OWN_POOL = "own pool"
 OWN_MOVER = "own mover"
+COMPILER = "grammar compiler"
 CONTINUE = "continue_generation"  # what ends a pause
 
 
@@ -62,17 +63,24 @@ class Whereabouts:
 
 
 def whereabouts(
-    requests: Iterable[Request], stages: Iterable[Stage], table: SlotTable, *, filling: Iterable[Request], now: float, paused: bool
+    requests: Iterable[Request],
+    stages: Iterable[Stage],
+    table: SlotTable,
+    *,
+    filling: Iterable[Request],
+    unready: Iterable[Request],
+    now: float,
+    paused: bool,
 ) -> list[Whereabouts]:
-    """All of these requests, then what stands for itself. `filling`: whose prompts are under way."""
+    """All of these requests, then what stands for itself. `filling`: whose prompts are under way; `unready`: whose grammar is not ready."""
     found = list(stages)
     staged = {stage.request.rid: stage for stage in found if stage.request is not None}
-    busy = {request.rid for request in filling}
+    busy = {request.rid: Phase.RUNNING for request in filling} | {request.rid: Phase.PARKED for request in unready}
     shown = [_of(request, staged.get(request.rid), table, busy=busy, now=now, paused=paused) for request in requests]
     return shown + [_alone(stage, now) for stage in found if stage.request is None]
 
 
-def _of(request: Request, stage: Stage | None, table: SlotTable, *, busy: set[str], now: float, paused: bool) -> Whereabouts:
+def _of(request: Request, stage: Stage | None, table: SlotTable, *, busy: dict[str, Phase], now: float, paused: bool) -> Whereabouts:
     part, waits_for = (stage.part, stage.waits_for) if stage is not None else _plain(request, busy)
     if paused and waits_for in (RUNNER, OWN_QUEUE):
         waits_for = CONTINUE
@@ -97,10 +105,12 @@ def _of(request: Request, stage: Stage | None, table: SlotTable, *, busy: set[st
     )
 
 
-def _plain(request: Request, busy: set[str]) -> tuple[Part, str]:
+def _plain(request: Request, busy: dict[str, Phase]) -> tuple[Part, str]:
     """Of a request that is in no part of a handoff that its role knows of."""
     if request.leader is not None:
         return "fork", "sample 0"
+    if request.phase is Phase.PARKED and request.rid in busy:
+        return "grammar", COMPILER
     if request.phase is Phase.PARKED:  # the next plan takes it in
         return "landing", RUNNER
     if request.phase is Phase.WAITING:

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from radixpd.attention.base import Attend, AttentionBackend
-from radixpd.core.step import PromptScores, Score, StepPlan, StepResult, TokenLogprobs, no_ids
+from radixpd.core.step import Fault, PromptScores, Score, StepPlan, StepResult, TokenLogprobs, no_ids
+from radixpd.engine.constraints import Constraints
 from radixpd.engine.inputs import StepInputs, sample_rows, step_inputs
 from radixpd.engine.layerwise import Departures, telling
 from radixpd.engine.logprobs import score_prompt, token_logprobs
@@ -60,6 +61,8 @@ class Runner:
         self.tables = Tables(slots=slots, context_length=context_length, page_size=self.page_size)
         self.sampler = Sampler(slots=slots, vocab_size=vocab_size, eos_ids=eos_ids)
         self.departures: Departures | None = None  # of a server that has peers
+        self.constraints: Constraints | None = None  # of a server that has grammars
+        self._faults: tuple[Fault, ...] = ()  # of the step under way
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
@@ -70,14 +73,19 @@ class Runner:
         for begin in plan.begins:
             self.tables.begin(begin)
             self.sampler.begin(begin)
+            if self.constraints is not None:
+                self.constraints.begin(begin)
         self.tables.place(plan)
         tokens, logprobs, scores = self._compute(plan)
         if len(plan.copies):
             self.pool.copy_pages(plan.copies[:, 0], plan.copies[:, 1])
-        return StepResult(plan.step, tokens, logprobs, scores, time.perf_counter() - began)
+        faults, self._faults = self._faults, ()
+        return StepResult(plan.step, tokens, logprobs, scores, time.perf_counter() - began, faults)
 
     def close(self) -> None:
         """Give the pool back."""
+        if self.constraints is not None:
+            self.constraints.close()
         self.pool.close()
 
     def _compute(self, plan: StepPlan) -> tuple[np.ndarray, tuple[TokenLogprobs | None, ...], tuple[PromptScores, ...]]:
@@ -88,6 +96,8 @@ class Runner:
         attend = self.attention.plan(inputs.attention)
         if self.departures is not None:
             attend = telling(attend, self.departures.layer_done)
+        if self.constraints is not None:
+            self.constraints.start(plan.sample_slots.tolist())
         hidden = self.model.forward(inputs.tokens, inputs.positions, attend)
         tokens, logprobs = self._sample(plan, inputs, hidden)
         return tokens, logprobs, tuple(self._score(plan, score, inputs, hidden) for score in plan.scores)
@@ -98,7 +108,10 @@ class Runner:
             return no_ids(), ()
         rows = sample_rows(plan, inputs.offsets)
         logits = self.model.logits(hidden[torch.from_numpy(rows.last)])
-        tokens = self.sampler.sample(logits, which=rows.which, slots=rows.slots, positions=rows.positions)
+        masks = self.constraints.masks() if self.constraints is not None else {}
+        tokens = self.sampler.sample(logits, which=rows.which, slots=rows.slots, positions=rows.positions, masks=masks)
+        if self.constraints is not None:
+            self._faults = self.constraints.accept(rows.slots, tokens)
         self.tables.tokens[rows.slots, rows.positions] = tokens
         wanted = [self.sampler.state.logprobs[slot] for slot in rows.slots.tolist()]
         return tokens, token_logprobs(logits, which=rows.which, tokens=tokens, wanted=wanted)

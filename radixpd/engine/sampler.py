@@ -6,6 +6,8 @@ one bad row must not end the server. Called by `Runner.step` on one rank, after 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 
@@ -16,6 +18,7 @@ from radixpd.engine.sampling_state import SamplingState
 __all__ = ["Sampler"]
 
 HUGE = 1e30  # stands in for infinity: large beyond doubt, yet safe to scale
+NO_MASKS: Mapping[int, np.ndarray] = {}
 DRAW_ROWS = 4  # rows drawn at a time: larger temporaries leave the cache and fault in fresh memory on every call
 
 
@@ -29,10 +32,19 @@ class Sampler:
         """A slot starts, or starts again."""
         self.state.begin(begin)
 
-    def sample(self, logits: torch.Tensor, *, which: np.ndarray, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def sample(
+        self,
+        logits: torch.Tensor,
+        *,
+        which: np.ndarray,
+        slots: np.ndarray,
+        positions: np.ndarray,
+        masks: Mapping[int, np.ndarray] = NO_MASKS,
+    ) -> np.ndarray:
         """Token of sample i, int32 `[S]`: from row `which[i]` of float32 `logits [U, vocab]` (left as it is), for slot `slots[i]`.
 
         `positions[i]` is where the token goes in its sequence; output tokens before it decide `min_new_tokens`, it and the seed the draw.
+        `masks`: by slot, which tokens its grammar allows, a bit for each.
         """
         best = first_max(logits)
         peaks: np.ndarray = logits.numpy()[np.arange(len(best)), best]
@@ -43,17 +55,21 @@ class Sampler:
         tokens: np.ndarray = best[which].astype(np.int32)
         shaped = np.flatnonzero(~self.state.plain[slots])
         for rows in (shaped[start : start + DRAW_ROWS] for start in range(0, len(shaped), DRAW_ROWS)):
-            tokens[rows] = self._shape_and_choose(logits[torch.from_numpy(which[rows])], slots[rows], positions[rows])
+            tokens[rows] = self._shape_and_choose(logits[torch.from_numpy(which[rows])], slots[rows], positions[rows], masks)
         self.state.record(slots, tokens)
         return tokens
 
-    def _shape_and_choose(self, logits: torch.Tensor, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def _shape_and_choose(
+        self, logits: torch.Tensor, slots: np.ndarray, positions: np.ndarray, masks: Mapping[int, np.ndarray]
+    ) -> np.ndarray:
         state = self.state
         made = positions - state.prompt_length[slots]
         for row, slot in enumerate(slots.tolist()):
             adjustment = state.adjustments.get(slot)
             if adjustment is not None:
                 adjustment.apply(logits[row], int(made[row]))
+            if slot in masks:
+                restrict(logits[row].numpy(), masks[slot])
         greedy = state.greedy[slots]
         tokens = np.empty(len(slots), dtype=np.int32)
         tokens[greedy] = first_max(logits[torch.from_numpy(greedy)])
@@ -68,6 +84,15 @@ class Sampler:
                 uniform=uniforms(state.seed[drawn], positions[~greedy]),
             )
         return tokens
+
+
+def restrict(logits: np.ndarray, mask: np.ndarray) -> None:
+    """Take away from one row of logits `[vocab]` what the bits of `mask` do not allow. Where everything that they allow was barred already
+    (an end of sequence before `min_new_tokens`), the grammar has the last word."""
+    allowed = np.unpackbits(mask.view(np.uint8), count=len(logits), bitorder="little").view(bool)
+    np.putmask(logits, ~allowed, -np.inf)
+    if np.isneginf(logits.max()):
+        logits[allowed] = 0.0
 
 
 def first_max(logits: torch.Tensor) -> np.ndarray:

@@ -48,7 +48,7 @@ class SamplingState:
         self.adjustments.pop(slot, None)
         if needs_adjustment(params):
             self.adjustments[slot] = Adjustment(begin, vocab_size=self.vocab_size, eos_ids=self.eos_ids)
-        self.plain[slot] = self.greedy[slot] and slot not in self.adjustments
+        self.plain[slot] = self.greedy[slot] and slot not in self.adjustments and params.grammar is None
 
     def record(self, slots: np.ndarray, tokens: np.ndarray) -> None:
         """These tokens have been sampled for these slots."""

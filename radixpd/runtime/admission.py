@@ -18,8 +18,10 @@ import numpy as np
 
 from radixpd.core.handoff import Room
 from radixpd.core.page_hash import namespace
-from radixpd.core.request import LogprobParams, SamplingParams
+from radixpd.core.request import Grammar, LogprobParams, SamplingParams
 from radixpd.errors import BadRequest
+from radixpd.grammar.errors import GrammarError
+from radixpd.grammar.requests import FIELDS, MAX_SOURCE, grammar_of
 from radixpd.runtime.fields import (
     LATER,
     MAX_SAMPLES,
@@ -38,9 +40,9 @@ from radixpd.text.stop import StopRules
 from radixpd.text.stop_pattern import MAX_PATTERN
 
 __all__ = [
-    "LATER", "MAX_BIAS", "MAX_HOST", "MAX_LIST", "MAX_NAME", "MAX_PATTERN", "MAX_PATTERNS", "MAX_SAMPLES", "MAX_STOP_LENGTH",
-    "MAX_TOP_LOGPROBS", "NEUTRAL", "NOTHING", "RANGES", "TOKENS", "Ask", "Limits", "Options", "Sampling", "admit", "read", "refuse_later",
-    "too_long",
+    "LATER", "MAX_BIAS", "MAX_HOST", "MAX_LIST", "MAX_NAME", "MAX_PATTERN", "MAX_PATTERNS", "MAX_SAMPLES", "MAX_SOURCE",
+    "MAX_STOP_LENGTH", "MAX_TOP_LOGPROBS", "NEUTRAL", "NOTHING", "RANGES", "TOKENS", "Ask", "Limits", "Options", "Sampling", "admit",
+    "read", "refuse_later", "too_long",
 ]  # fmt: skip
 
 MAX_LIST = 128  # stop strings, stop token ids, token_ids_logprob
@@ -54,7 +56,8 @@ NEUTRAL = Sampling(max_new_tokens=128)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this server can hold. `auto_truncate`: what is too long is cut instead of refused; `rooms`: what it does with `bootstrap_*`."""
+    """What this server can hold. `auto_truncate`: what is too long is cut instead of refused; `rooms`: what it does with
+    `bootstrap_*`; `grammars`: whether output can be constrained."""
 
     vocab_size: int
     context_length: int
@@ -62,6 +65,7 @@ class Limits:
     max_running: int
     auto_truncate: bool = False
     rooms: RoomRule = NO_ROOMS
+    grammars: bool = True
 
     @property
     def longest(self) -> int:
@@ -191,8 +195,24 @@ def _params(wish: Sampling, logprobs: LogprobParams | None, *, limits: Limits, n
         ignore_eos=wish.ignore_eos is True,
         n=samples,
         seed=wish.sampling_seed or 0,
+        grammar=_grammar(wish, limits, names),
         logprobs=logprobs,
     )
+
+
+def _grammar(wish: Sampling, limits: Limits, names: Mapping[str, str]) -> Grammar | None:
+    given = [field for field in FIELDS if getattr(wish, field) is not None]
+    if not given:
+        return None
+    shown = names.get(given[0], given[0])
+    if len(given) > 1:
+        raise BadRequest(f"{shown} and {names.get(given[1], given[1])}: an output follows one grammar", param=shown)
+    if not limits.grammars:
+        raise BadRequest(f"{shown} is not served by this server (--grammar-backend none)", param=shown, code="unsupported_field")
+    try:
+        return grammar_of(given[0], getattr(wish, given[0]))
+    except GrammarError as error:
+        raise BadRequest(f"{shown}: {error}", param=shown) from None
 
 
 def _logprobs(extra: Options, limits: Limits, names: Mapping[str, str]) -> LogprobParams | None:

@@ -16,6 +16,7 @@ import msgspec
 
 from radixpd.config.resolve import Resolved
 from radixpd.errors import BadRequest, ConfigError
+from radixpd.grammar.requests import FIELDS
 from radixpd.runtime.admission import NEUTRAL, TOKENS, Limits, Sampling, admit, read, refuse_later
 from radixpd.runtime.disaggregation import mode_of, room_rule_of
 
@@ -23,7 +24,7 @@ __all__ = ["Defaults", "defaults_of", "limits_of"]
 
 COMPLETION = Sampling(max_new_tokens=16)  # as at OpenAI
 CHAT = Sampling(max_new_tokens=TOKENS)  # what fits
-PER_REQUEST = ("n", "spaces_between_special_tokens")  # parameters that change what an answer looks like
+PER_REQUEST = ("n", "spaces_between_special_tokens", *FIELDS)  # parameters that change what an answer looks like
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ def limits_of(resolved: Resolved) -> Limits:
         pool_tokens=resolved.pool_tokens,
         max_running=resolved.max_running,
         auto_truncate=resolved.settings.generation.allow_auto_truncate,
+        grammars=resolved.settings.engine.grammar_backend != "none",
         rooms=room_rule_of(mode_of(resolved), resolved),
     )
 

@@ -48,7 +48,7 @@ LATER: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         [
             # Constrained output.
-            "json_schema", "regex", "ebnf", "grammar", "structural_tag", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+            "grammar", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
             "guided_decoding_backend", "guided_whitespace_pattern", "structured_outputs",
             # Sampling.
             "use_beam_search", "allowed_token_ids", "bad_words", "custom_params", "custom_logit_processor", "logits_processors",
@@ -64,7 +64,6 @@ LATER: dict[str, tuple[Any, ...]] = {
         ],
         (),
     ),
-    "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -92,6 +91,10 @@ class Sampling(msgspec.Struct, kw_only=True, frozen=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     n: int | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
     sampling_seed: int | None = None
     seed: int | None = None
     skip_special_tokens: bool | None = None

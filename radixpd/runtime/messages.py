@@ -2,7 +2,8 @@
 
 API process -> scheduler: `Generate`, `Refused`, `Abort`, `Stop`, `Control`, `Shutdown`.
 Scheduler -> API process: `Batch` of client effects, `Load`, `Reply`, `Failed`, `RunnerReady`.  The first `Load` means: ready.
-Scheduler -> runner: `Step`, `Control`, `Shutdown`.  Runner -> scheduler: `RunnerReady`, `Stepped`, `Reply`, `Failed`.
+Scheduler -> runner: `Step`, `Want`, `Forget`, `Control`, `Shutdown`.  Runner -> scheduler: `RunnerReady`, `Stepped`, `Made`, `Reply`,
+`Failed`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import numpy as np
 from radixpd.core.effects import Finished, Prefilled, PromptScored, TokensOut
 from radixpd.core.handoff import Room
 from radixpd.core.load import LoadSnapshot
-from radixpd.core.request import SamplingParams
+from radixpd.core.request import Grammar, SamplingParams
 from radixpd.core.step import StepPlan, StepResult
 
 __all__ = [
-    "Abort", "Batch", "Control", "Failed", "FromApi", "FromRunner", "FromScheduler", "Generate", "Load", "Refused", "Reply",
-    "RunnerReady", "Shutdown", "Step", "Stepped", "Stop", "ToRunner",
+    "Abort", "Batch", "Control", "Failed", "Forget", "FromApi", "FromRunner", "FromScheduler", "Generate", "Load", "Made", "Refused",
+    "Reply", "RunnerReady", "Shutdown", "Step", "Stepped", "Stop", "ToRunner", "Want",
 ]  # fmt: skip
 
 
@@ -110,6 +111,27 @@ class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
     ended: tuple[int, ...] = ()
 
 
+class Want(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Make a grammar ready, and keep it so until `Forget`. Answered by one `Made` with the same `id`."""
+
+    id: int
+    grammar: Grammar
+
+
+class Forget(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Nobody uses this grammar any more."""
+
+    grammar: Grammar
+
+
+class Made(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A wanted grammar is ready, or (`error`) cannot be; `status` is what the client is told with it."""
+
+    id: int
+    error: str = ""
+    status: int = 400
+
+
 class Stepped(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """One plan has run."""
 
@@ -134,5 +156,5 @@ class Shutdown(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 FromApi = Generate | Refused | Abort | Stop | Control | Shutdown
 FromScheduler = Batch | Load | Reply | Failed | RunnerReady
-ToRunner = Step | Control | Shutdown
-FromRunner = RunnerReady | Stepped | Reply | Failed
+ToRunner = Step | Want | Forget | Control | Shutdown
+FromRunner = RunnerReady | Stepped | Made | Reply | Failed

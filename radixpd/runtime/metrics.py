@@ -55,6 +55,7 @@ class _Row:
 GAUGES = (
     _Row("num_running_reqs", "Requests that hold a slot", lambda v: v.load.running),
     _Row("num_queue_reqs", "Requests that wait", lambda v: v.load.waiting),
+    _Row("num_grammar_queue_reqs", "Requests whose grammar is being compiled", lambda v: v.load.grammar_queue),
     _Row("num_retracted_reqs", "Of those, requests that ran before and gave their pages back", lambda v: v.load.retracted),
     _Row("num_paused_reqs", "Requests that /pause_generation holds up", lambda v: v.load.held),
     _Row("max_running_requests", "Slots", lambda v: v.load.max_running),

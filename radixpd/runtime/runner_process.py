@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from contextlib import closing, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -20,13 +20,14 @@ from radixpd.errors import BadRequest, ConfigError
 from radixpd.runtime import child
 from radixpd.runtime.disaggregation import has_peers
 from radixpd.runtime.links import Addresses, Receiver, Sender
-from radixpd.runtime.messages import Control, Failed, Reply, RunnerReady, Shutdown, Step, Stepped, ToRunner
+from radixpd.runtime.messages import Control, Failed, Forget, Made, Reply, RunnerReady, Shutdown, Step, Stepped, ToRunner, Want
 from radixpd.runtime.orders import ORDERS, obey
 from radixpd.runtime.watchdog import BEAT, Pulse
 
 if TYPE_CHECKING:
     from radixpd.engine.profile import Profiler
     from radixpd.engine.runner import Runner
+    from radixpd.grammar.library import Library
     from radixpd.runtime.mover_link import MoverLink
 
 __all__ = ["main"]
@@ -37,7 +38,16 @@ SPINS = "5000"
 logger = logging.getLogger(__name__)
 
 
-def _load(launch: child.Launch, context: zmq.Context[Any], addresses: Addresses) -> tuple[Runner, MoverLink | None, RunnerReady]:
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What one runner process holds."""
+
+    runner: Runner
+    link: MoverLink | None
+    library: Library | None
+
+
+def _load(launch: child.Launch, context: zmq.Context[Any], addresses: Addresses) -> tuple[_Parts, RunnerReady]:
     # A core that another process has taken must not cost a whole time slice at every barrier: wait briefly, then sleep. Read by the
     # OpenMP runtime when torch loads it.
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
@@ -50,8 +60,7 @@ def _load(launch: child.Launch, context: zmq.Context[Any], addresses: Addresses)
     link = _mover_link(launch, resolved, runner, context, addresses)
     layout = KVLayout(**resolved.layout)
     return (
-        runner,
-        link,
+        _Parts(runner, link, _library(resolved, runner)),
         RunnerReady(
             resolved.pages,
             resolved.page_size,
@@ -76,6 +85,23 @@ def _mover_link(
     late = resolved.settings.disaggregation.disaggregation_disable_overlap
     runner.departures = Late(link.mover, layers=runner.pool.layout.layers) if late else link.mover
     return link
+
+
+def _library(resolved: Resolved, runner: Runner) -> Library | None:
+    """The grammars of a server that has any. Nothing is loaded before the first."""
+    settings = resolved.settings.engine
+    if settings.grammar_backend == "none" or not resolved.eos_ids:
+        return None
+    from radixpd.engine.constraints import Constraints
+    from radixpd.grammar.library import CompileLimits, Library
+    from radixpd.runtime.vocabulary import Spelling
+
+    spelling = Spelling(resolved)
+    library = Library(
+        settings.grammar_backend, spelling.vocabulary, spelling.canonical, CompileLimits(seconds=settings.grammar_compile_timeout)
+    )
+    runner.constraints = Constraints(vocab_size=resolved.model.vocab_size, open_guide=library.guide)
+    return library
 
 
 class _Orders:
@@ -112,15 +138,20 @@ class _Orders:
         return self._profiler
 
 
-def _run_steps(runner: Runner, link: MoverLink | None, plans: Receiver[ToRunner], results: Sender, orders: _Orders, pulse: Pulse) -> int:
+def _run_steps(parts: _Parts, plans: Receiver[ToRunner], results: Sender, orders: _Orders, pulse: Pulse) -> int:
     """Run plans until `Shutdown`, or until the parent is gone; the exit code."""
+    runner, link, library = parts.runner, parts.link, parts.library
     poller = zmq.Poller()
     poller.register(plans.socket, zmq.POLLIN)
     poller.register(child.CONTROL_FD, zmq.POLLIN)
+    if library is not None:
+        poller.register(library.fd, zmq.POLLIN)
     while True:
         pulse.beat()
         if any(socket == child.CONTROL_FD for socket, _ in poller.poll(int(BEAT * 1000))) and child.parent_is_gone():
             return child.EXIT_FAILED
+        for made in library.take() if library is not None else ():
+            results.send(Made(made.id, made.error, made.status))
         for message in plans.drain():
             match message:
                 case Step(plan, ended):
@@ -131,6 +162,14 @@ def _run_steps(runner: Runner, link: MoverLink | None, plans: Receiver[ToRunner]
                     results.send(Stepped(replace(result, seconds=result.seconds or time.perf_counter() - began)))
                     orders.stepped()
                     pulse.beat()
+                case Want(id, grammar):
+                    if library is not None:
+                        library.want(id, grammar)
+                    else:
+                        results.send(Made(id, "this model names no end of sequence, which a grammar needs"))
+                case Forget(grammar):
+                    if library is not None:
+                        library.forget(grammar)
                 case Control():
                     results.send(orders.answer(message))
                 case Shutdown():
@@ -143,11 +182,15 @@ def _body(launch: child.Launch) -> int:
     results = Sender(context, addresses.from_runner)
     plans: Receiver[ToRunner] = Receiver(context, addresses.to_runner(launch.rank), ToRunner, bind=True)
     try:
-        runner, link, ready = _load(launch, context, addresses)
+        parts, ready = _load(launch, context, addresses)
         results.send(ready)
         # The mover lets go of the pool before the pool goes.
-        with closing(runner), closing(link) if link else nullcontext():
-            return _run_steps(runner, link, plans, results, _Orders(launch), Pulse(launch.watch_fd))
+        with (
+            closing(parts.runner),
+            closing(parts.link) if parts.link else nullcontext(),
+            closing(parts.library) if parts.library else nullcontext(),
+        ):
+            return _run_steps(parts, plans, results, _Orders(launch), Pulse(launch.watch_fd))
     except ConfigError:
         raise
     except Exception as error:

@@ -32,6 +32,7 @@ from radixpd.server.openai_shape import (
 )
 from radixpd.server.openai_types import HARMLESS, WISHES, ChatBody, Wishes, split
 from radixpd.server.replies import json_reply, read_object
+from radixpd.server.response_format import RESPONSE_FORMAT
 from radixpd.server.service import Service, service_of
 from radixpd.server.stream import DONE, Piece, intervals, stream
 
@@ -230,7 +231,7 @@ DOCS = {
         answer=ChatCompletion,
         body=Body(
             ChatBody,
-            fields={"messages": MESSAGES},
+            fields={"messages": MESSAGES, "response_format": RESPONSE_FORMAT},
             ranges={"top_logprobs": (0, MAX_TOP)},
             lists=(1, MAX_SAMPLES),
             wishes=WISHES,

@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from radixpd.errors import BadRequest
+from radixpd.grammar.requests import FIELDS
 from radixpd.runtime.admission import LATER, MAX_LIST, Ask, Sampling, admit, read, refuse_later
 from radixpd.runtime.off_loop import Pace
 from radixpd.runtime.output import Generation, Output
@@ -67,6 +68,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     with refusals_told(raw, service.manager):
         service.manager.check_open()
         refuse_later(raw)
+        _check_places(raw)
         warn_unknown(raw, {*GenerateBody.__struct_fields__, *HARMLESS, *LATER})
         body = read(GenerateBody, raw)
         prompts, batch = _prompts(body)
@@ -126,6 +128,14 @@ def _shapes(body: GenerateBody, service: Service, asks: list[Ask], generation: G
             wish = replace(wish, start=-1)
         shapes += [NativeShape(tokenizer, group[0], wish=wish, texts=texts, prompt_ids=ids)] * len(group)
     return shapes
+
+
+def _check_places(raw: dict[str, Any]) -> None:
+    """A constraint in the wrong place must not be ignored like any unknown field."""
+    for name in ("response_format", *FIELDS):
+        if raw.get(name) is not None:
+            where = "is one of sampling_params" if name in FIELDS else "is for the OpenAI routes; here it is sampling_params.json_schema"
+            raise BadRequest(f"{name} {where}", param=name)
 
 
 def _prompts(body: GenerateBody) -> tuple[list[str | list[int]], bool]:

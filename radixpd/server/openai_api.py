@@ -34,6 +34,7 @@ from radixpd.server.openai_shape import (
 )
 from radixpd.server.openai_types import HARMLESS, WISHES, CompletionBody, Wishes, split
 from radixpd.server.replies import json_reply, read_object
+from radixpd.server.response_format import RESPONSE_FORMAT
 from radixpd.server.service import Service, service_of
 from radixpd.server.stream import DONE, Piece, intervals, stream
 
@@ -247,7 +248,10 @@ DOCS = {
         answer=Completion,
         body=Body(
             CompletionBody,
-            fields={"prompt": {"anyOf": [one_or_many({"type": "string"}, MAX_BATCH), one_or_many(TOKEN_IDS, MAX_BATCH)]}},
+            fields={
+                "prompt": {"anyOf": [one_or_many({"type": "string"}, MAX_BATCH), one_or_many(TOKEN_IDS, MAX_BATCH)]},
+                "response_format": RESPONSE_FORMAT,
+            },
             ranges={"logprobs": (0, MAX_TOP_LOGPROBS)},
             lists=(1, MAX_BATCH),
             wishes=WISHES,

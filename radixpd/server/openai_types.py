@@ -16,6 +16,7 @@ import msgspec
 from radixpd.errors import BadRequest
 from radixpd.runtime.admission import LATER, read, refuse_later
 from radixpd.server.replies import warn_unknown
+from radixpd.server.response_format import constraint
 
 __all__ = ["HARMLESS", "WISHES", "ChatBody", "CompletionBody", "StreamOptions", "Wishes", "split"]
 
@@ -45,6 +46,10 @@ SAMPLING_NAMES = {
     "include_stop_str_in_output": "no_stop_trim",
     "no_stop_trim": "no_stop_trim",
     "stream_interval": "stream_interval",
+    "json_schema": "json_schema",
+    "regex": "regex",
+    "ebnf": "ebnf",
+    "structural_tag": "structural_tag",
 }
 OPTION_NAMES = frozenset(("rid", "priority", "extra_key", "cache_salt", "truncate_prompt_tokens", "no_logs", "log_metrics"))
 WISHES = {**SAMPLING_NAMES, **{name: name for name in sorted(OPTION_NAMES)}}  # for the description of the routes
@@ -81,6 +86,7 @@ class CompletionBody(msgspec.Struct, kw_only=True):
     bootstrap_host: str | list[str] | None = None
     bootstrap_port: int | list[int | None] | None = None
     bootstrap_room: int | list[int] | None = None
+    response_format: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -103,6 +109,7 @@ class ChatBody(msgspec.Struct, kw_only=True):
     bootstrap_host: str | list[str] | None = None
     bootstrap_port: int | list[int | None] | None = None
     bootstrap_room: int | list[int] | None = None
+    response_format: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -134,4 +141,9 @@ def split(raw: dict[str, Any], kind: type[Body]) -> tuple[Body, Wishes]:
     for given in SAMPLING_NAMES:
         names.setdefault(SAMPLING_NAMES[given], given)
     options = {name: raw[name] for name in OPTION_NAMES if name in raw}
-    return read(kind, raw), Wishes(sampling, options, names)
+    body = read(kind, raw)
+    for ours, value in constraint(body.response_format).items():
+        if ours in sampling:
+            raise BadRequest(f"response_format and {ours} mean the same: give one of them", param="response_format")
+        sampling[ours], names[ours] = value, "response_format"
+    return body, Wishes(sampling, options, names)

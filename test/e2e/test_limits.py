@@ -51,7 +51,7 @@ def test_va_03_openai_fields_act_or_are_refused(server: Server, route: str) -> N
     for field, value in {"response_format": {"type": "banana"}, "tools": [{"type": "function"}], "tool_choice": "required"}.items():
         if route == "/v1/chat/completions":
             refused(server, route, {**body_for(route), field: value}, field if field != "tools" else "tools")
-    for field, value in {"functions": [{"name": "f"}], "suffix": "s", "guided_json": {}, "json_schema": "{}", "regex": "a+"}.items():
+    for field, value in {"functions": [{"name": "f"}], "suffix": "s", "guided_json": {"a": 1}, "json_schema": "{", "regex": "a("}.items():
         if value and not (field == "suffix" and route == "/v1/chat/completions"):
             refused(server, route, {**body_for(route), field: value}, field)
 
@@ -82,11 +82,6 @@ def test_va_03_fields_of_later_features_are_refused_by_name(server: Server, fiel
     error = refused(server, "/generate", {**body_for("/generate"), field: {"some": "thing"}}, field)
     assert error["code"] == "unsupported_field"
     assert server.post("/generate", {**body_for("/generate"), field: None}).status == 200
-
-
-@pytest.mark.parametrize("field", ["json_schema", "regex", "ebnf", "structural_tag"])
-def test_va_03_grammars_are_refused_by_name(server: Server, field: str) -> None:
-    refused(server, "/generate", body_for("/generate", **{field: "a+"}), field)
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -85,7 +85,7 @@ def test_sampling_parameters_and_options_are_for_all_or_for_each() -> None:
         ((["a", "b"], [{}, {"top_p": 7}]), {}, "prompt 1: top_p must be between 1e-06 and 1, got 7.0", "top_p"),
         ((["a", "b"], [{}]), {}, "prompt 0: sampling_params holds 1 values for 2 prompts", "sampling_params"),
         (("a", {"temprature": 1}), {}, "there is no sampling parameter temprature; the nearest is temperature", "temprature"),
-        (("a", {"json_schema": "{}"}), {}, "json_schema is not served by this server", "json_schema"),
+        (("a", {"json_schema": "{"}), {}, "json_schema: it is not JSON", "json_schema"),
         (("a", "b"), {}, "sampling_params must be a dict, or a list with one for each prompt, got 'b'", "sampling_params"),
         (("a",), {"return_logprobs": True}, "there is no option return_logprobs; the nearest is return_logprob", "return_logprobs"),
         (("a",), {"text": "b"}, "there is no option text; the nearest is ", "text"),

@@ -161,7 +161,7 @@ async def _try(api, contract: Contract, path: str, body: Any, name: str) -> int:
     return status
 
 
-@pytest.mark.parametrize("name", ["suffix", "response_format", "length_penalty", "kv_transfer_params", "modalities"])
+@pytest.mark.parametrize("name", ["suffix", "guided_json", "length_penalty", "kv_transfer_params", "modalities"])
 async def test_a_field_that_is_not_served_must_ask_for_nothing(api, name) -> None:
     contract = contract_of(api)
     field = contract.document["components"]["schemas"]["Unserved"]["properties"][name]

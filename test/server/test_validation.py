@@ -23,8 +23,11 @@ SAMPLING = [
     ("n", 0), ("n", 10**9), ("n", 65), ("seed", 2**64), ("sampling_seed", 10**30), ("logit_bias", {"x": 1}), ("logit_bias", {"-1": 1}),
     ("logit_bias", {"260": 1}), ("logit_bias", {"1": 101}), ("logit_bias", {"1": "a"}), ("logit_bias", {str(i): 0 for i in range(2000)}),
     ("stop", ""), ("stop", ["a", ""]), ("stop", ["x"] * 10_000), ("stop", "x" * 5000), ("stop", 3), ("stop_token_ids", [-1]),
-    ("stop_token_ids", [260]), ("stop_token_ids", [1] * 200), ("stop_token_ids", ["a"]), ("ignore_eos", "yes"), ("json_schema", "{}"),
-    ("regex", "a+"), ("ebnf", "root ::= x"), ("structural_tag", "{}"), ("custom_params", {"a": 1}),
+    ("stop_token_ids", [260]), ("stop_token_ids", [1] * 200), ("stop_token_ids", ["a"]), ("ignore_eos", "yes"), ("json_schema", "{"),
+    ("json_schema", {"not": {}}),
+    ("json_schema", 5), ("json_schema", ""), ("regex", "a("), ("regex", r"(a)\1"), ("regex", ""), ("regex", {}),
+    ("ebnf", ""), ("ebnf", "x" * 70_000), ("structural_tag", "{}"), ("structural_tag", {"structures": [], "triggers": ["<"]}),
+    ("custom_params", {"a": 1}),
     ("spaces_between_special_tokens", False), ("stop_regex", "("), ("stop_regex", "a*"), ("stop_regex", r"(a)\1"), ("stop_regex", "b$"),
     ("stop_regex", ["a", "a(?=b)"]), ("stop_regex", ""), ("stop_regex", "a" * 300), ("stop_regex", ["a"] * 17), ("stop_regex", 5),
     ("stop_regex", "(?:a{100}){100}"), ("stop_regex", [f"{i}.{{200}}" for i in range(4)]), ("stream_interval", 0),
@@ -70,6 +73,9 @@ NATIVE = [
     ({"text": "a", "bootstrap_room": 1}, "bootstrap_room"),
     ({"text": "a", "bootstrap_room": 0}, "bootstrap_room"),
     ({"text": "a", "custom_logit_processor": "x"}, "custom_logit_processor"),
+    ({"text": "a", "json_schema": {}}, "json_schema"),
+    ({"text": "a", "response_format": {"type": "json_object"}}, "response_format"),
+    ({"text": "a", "sampling_params": {"regex": "a", "ebnf": 'root ::= "a"'}}, "regex"),
 ]
 OPENAI = [
     ("/v1/completions", {}, "prompt"),
@@ -121,7 +127,17 @@ OPENAI = [
     ("/v1/chat/completions", {**CHAT, "stop_regex": ["a?"]}, "stop_regex"),
     ("/v1/chat/completions", {**CHAT, "tools": [{"type": "function"}]}, "tools"),
     ("/v1/chat/completions", {**CHAT, "tool_choice": "required"}, "tool_choice"),
-    ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
+    ("/v1/chat/completions", {**CHAT, "response_format": {}}, "response_format"),
+    ("/v1/chat/completions", {**CHAT, "response_format": "json"}, "response_format"),
+    ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
+    ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_object"}, "json_schema": "{}"}, "response_format"),
+    ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_object"}, "regex": "a"}, "response_format"),
+    (
+        "/v1/chat/completions",
+        {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"schema": {"contains": {}}}}},
+        "response_format",
+    ),
+    ("/v1/completions", {"prompt": "a", "response_format": {"type": "structural_tag"}}, "response_format"),
     ("/v1/chat/completions", {**CHAT, "response_format": {"type": "banana"}}, "response_format"),
     ("/v1/chat/completions", {**CHAT, "functions": [{}]}, "functions"),
     ("/v1/chat/completions", {**CHAT, "modalities": ["audio"]}, "modalities"),
@@ -131,8 +147,7 @@ OPENAI = [
 
 
 UNSERVED = [
-    ("response_format", {"type": "json_object"}), ("response_format", {"type": "json_schema", "json_schema": {}}),
-    ("response_format", "json"), ("json_schema", "{}"), ("guided_json", {"type": "object"}), ("structured_outputs", {"regex": "a"}),
+    ("guided_json", {"type": "object"}), ("structured_outputs", {"regex": "a"}),
     ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("tool_choice", {"type": "function"}), ("functions", [{}]),
     ("use_beam_search", True), ("allowed_token_ids", [1]), ("bad_words", ["a"]), ("prompt_logprobs", 0), ("prompt_logprobs", 1),
     ("length_penalty", 2), ("logits_processors", ["x"]),
@@ -140,7 +155,7 @@ UNSERVED = [
     ("modalities", ["audio"]), ("return_hidden_states", True), ("kv_transfer_params", {"a": 1}),
 ]  # fmt: skip
 NEUTRAL = {
-    "response_format": {"type": "text", "json_schema": None}, "json_schema": None, "tools": [], "tool_choice": "auto",
+    "response_format": None, "json_schema": None, "tools": [], "tool_choice": "auto",
     "parallel_tool_calls": True, "use_beam_search": False, "allowed_token_ids": None, "bad_words": [], "prompt_logprobs": None,
     "truncate_prompt_tokens": None, "suffix": "", "modalities": ["text"], "length_penalty": 1, "custom_params": {}, "function_call": "none",
 }  # fmt: skip
