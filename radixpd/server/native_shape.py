@@ -7,6 +7,7 @@ is null. Values are finite: nothing goes below -9999. Called by the `/generate` 
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ class NativeShape:
             "e2e_latency": time.monotonic() - output.arrived,
         }
         if finish is not None and output.journey is not None:
-            meta["kv_journey"] = output.journey
+            meta["kv_journey"] = asdict(output.journey)
         if self._wish is not None:
             if with_prompt:
                 meta |= self._prompt_fields(self._wish)

@@ -277,7 +277,7 @@ class Pair:
             side.planned.clear()
             side.check()
         self.looks += 1
-        if self.looks % 7 == 0:
+        if self.looks % 31 == 0:
             for side in (self.p, self.d):
                 self.check_state(side)
 
@@ -409,6 +409,7 @@ def test_handoffs_under_every_order_of_events(case: dict[str, object]) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 @settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases)
 def test_handoffs_for_long(case: dict[str, object]) -> None:

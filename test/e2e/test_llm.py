@@ -39,7 +39,8 @@ def without_times(answers: Any) -> Any:
     """What two answers to one prompt must share."""
     if isinstance(answers, list):
         return [without_times(answer) for answer in answers]
-    meta = {name: value for name, value in answers["meta_info"].items() if name not in ("id", "e2e_latency", "cached_tokens")}
+    changing = ("id", "e2e_latency", "cached_tokens", "kv_journey")
+    meta = {name: value for name, value in answers["meta_info"].items() if name not in changing}
     return {**answers, "meta_info": meta}
 
 
