@@ -51,7 +51,7 @@ def prompt_cost(ask: RouteAsk, worker: WorkerSnapshot, field: Field, situation: 
     cached = min(hits.tokens, max(ask.tokens - 1, 0))  # the last token is always computed
     new = ask.tokens - cached
     prefill_s = worker.prefill.seconds(new, cached)
-    if hits.host:
+    if cached > hits.device:
         prefill_s += tuning.host_share * worker.prefill.work(cached - hits.device, hits.device)
     evict_s = eviction(worker, new, field, tuning)
     imbalance_s = _imbalance(ask, worker, field, situation)
@@ -131,7 +131,7 @@ def _imbalance(ask: RouteAsk, worker: WorkerSnapshot, field: Field, situation: S
     tuning = situation.tuning
     whole = worker.prefill.seconds(ask.tokens)
     slack = SLACK_REQUESTS * (whole + ask.output_tokens * worker.decode.step(worker.in_flight + 1, worker.used_tokens))
-    ratio = worker.recent_s / (field.recent_s + slack)
+    ratio = worker.recent_s / (field.recent_s + slack + TIE_S)
     price = tuning.imbalance_soft * max(0.0, ratio - 1)
     if ratio > tuning.imbalance_bound:
         price += tuning.imbalance_hard * (ratio - tuning.imbalance_bound) * (1 + min(situation.heat, tuning.hot))
