@@ -11,7 +11,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FAMILIES = {"ST": 12, "LP": 9, "SA": 7, "VA": 7, "AB": 5, "PC": 12, "IS": 6, "SC": 7, "CT": 5, "SE": 10, "OP": 7, "PD": 20, "RT": 15, "FE": 4}
+FAMILIES = {
+    "ST": 12,
+    "LP": 9,
+    "SA": 7,
+    "VA": 7,
+    "AB": 5,
+    "PC": 12,
+    "IS": 6,
+    "SC": 7,
+    "CT": 5,
+    "SE": 10,
+    "OP": 7,
+    "PD": 20,
+    "RT": 15,
+    "SO": 8,
+    "FE": 4,
+}
 ROW = re.compile(r"^\| ([A-Z]{2}-\d{2}) \| (.+?) \| (.+?) \|$", re.MULTILINE)
 ROWS = {case: (behaviour, how) for case, behaviour, how in ROW.findall((ROOT / "docs" / "cases.md").read_text())}
 TESTS = {name for file in (ROOT / "test").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())}
