@@ -81,6 +81,7 @@ class FairQueue(Generic[T]):
         self._size -= 1
         if at == 0 and line.waiting:
             self._enter(tenant, line.waiting[0][0])
+        self._prune()
         return True
 
     def waiting(self) -> dict[str, int]:
@@ -108,6 +109,9 @@ class FairQueue(Generic[T]):
             del self._tenants[tenant]
 
     def _prune(self) -> None:
-        if len(self._tenants) > 2 * len(self._heads) + 64:
+        if self._size == 0:
+            self._tenants.clear()
+            self._heads.clear()
+        elif len(self._tenants) > 2 * len(self._heads) + 64:
             for tenant in list(self._tenants):
                 self._forget(tenant)
