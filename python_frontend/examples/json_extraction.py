@@ -16,7 +16,7 @@ import radixpd_lang as rx
 SCHEMA = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 40},
+        "name": {"type": "string", "pattern": "^[A-Za-z .-]{1,30}$"},
         "born": {"type": "integer", "minimum": 0, "maximum": 2100},
         "alive": {"type": "boolean"},
     },
@@ -36,7 +36,7 @@ def extract(s: rx.ProgramState, text: str) -> None:
     """Who a text is about, and the telephone number in it."""
     s += "Read the text. Write down whom it is about as a JSON object with the fields name, born (a year) and alive (true or false), "
     s += "then the telephone number.\n\n"
-    s += f"Text: {text}\nJSON: " + rx.gen("person", max_tokens=96, json_schema=SCHEMA, temperature=0)
+    s += f"Text: {text}\nJSON: " + rx.gen("person", max_tokens=160, json_schema=SCHEMA, temperature=0)
     s += "\nTelephone: " + rx.gen("phone", max_tokens=32, regex=PHONE, temperature=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -215,15 +216,23 @@ def test_an_example_runs_with_and_without_hints(example: Any, server: Server, en
     server.settled()
 
 
-@pytest.mark.filterwarnings("ignore:.*of the programs failed")
 def test_json_extraction(endpoint: rx.RuntimeEndpoint) -> None:
-    try:
-        found = json_extraction.run(endpoint, size=2)
-    except rx.ProgramError as error:
-        if isinstance(error.__cause__, rx.BackendError) and error.__cause__.status == 400:
-            pytest.skip(f"the server has no grammar: {error.__cause__}")
-        raise
-    assert all(isinstance(person["born"], int) for person in found)
+    found = json_extraction.run(endpoint, size=2)
+    assert len(found) == 2
+    for person in found:
+        assert re.fullmatch(json_extraction.PHONE, person.pop("phone"))
+        assert {name: type(value) for name, value in person.items()} == {"name": str, "born": int, "alive": bool}
+
+
+def test_grammars_and_types_of_a_real_server(endpoint: rx.RuntimeEndpoint) -> None:
+    def body(s: rx.ProgramState) -> None:
+        s += "int " + rx.gen_int("i", max_tokens=20) + " float " + rx.gen("f", dtype=float, max_tokens=40)
+        s += " bool " + rx.gen("b", dtype=bool) + " text " + rx.gen("t", regex="[ab]{3}") + rx.gen("e", ebnf='root ::= "x" "y"')
+
+    state = run(body, endpoint, seed=5)
+    assert [type(state[name]) for name in "ifb"] == [int, float, bool]
+    assert re.fullmatch("[ab]{3}", state["t"])
+    assert state["e"] == "xy"
 
 
 def test_hints_find_what_an_ideal_cache_would(server: Server) -> None:
