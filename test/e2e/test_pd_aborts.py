@@ -17,10 +17,11 @@ from e2e.pd_prompts import ids
 from e2e.reference import solo
 from e2e.servers import Answer, Server, together, until
 
-LONG = 3900  # tokens of a prompt that takes a while: some 250 steps of prefill
-TOGETHER = ("--chunked-prefill-size", "16", "--max-total-tokens", "65536")
+LONG = 3000  # tokens of a prompt that takes a while: some 400 steps of prefill
+TOGETHER = ("--chunked-prefill-size", "8", "--max-total-tokens", "65536")
 FAIL = ("--disaggregation-fallback", "fail")
-SLOW = ("--disaggregation-link-gbps", "0.01")  # 1.25 MB/s; a token of the tiny model takes 512 bytes
+AT_ONCE = 6  # seconds: on a busy machine, but no deadline of a handoff is as short
+SLOW = ("--disaggregation-link-gbps", "0.005")  # 0.6 MB/s; a token of the tiny model takes 512 bytes
 
 
 def native(prompt: list[int], tokens: int = 4) -> dict[str, Any]:
@@ -72,14 +73,14 @@ def test_pd_01_an_abort_on_either_side_frees_the_other_at_once(strict: Pair, sid
         busy(strict, 20)
         began = time.monotonic()
         assert getattr(strict, side).post("/abort_request", {"abort_all": True}).json["aborted"] == 20
-        until(lambda: not phases(strict.decode), "decode's slots are free", seconds=2)
+        until(lambda: not phases(strict.decode), "decode's slots are free", seconds=AT_ONCE)
         strict.settled()
         return time.monotonic() - began
 
     bodies = [strict.named(native([5 + index, *ids(index, LONG)])) for index in range(20)]
     *found, seconds = together([*(lambda body=body: strict.legs("/generate", body) for body in bodies), abort])
     assert all(map(are_over, found)), [[answer.body for answer in legs] for legs in found if not are_over(legs)]
-    assert seconds < 2
+    assert seconds < AT_ONCE
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
@@ -90,7 +91,7 @@ def test_pd_04_an_abort_in_transfer_is_told_as_one(slow: Pair, side: str) -> Non
         assert getattr(slow, side).post("/abort_request", {"abort_all": True}).json["aborted"] == 1
 
     legs, _ = together([lambda: slow.legs("/generate", native(ids(3, LONG))), abort])
-    assert are_over(legs)
+    assert are_over(legs), [answer.body for answer in legs]
 
 
 def test_pd_04_what_prefill_aborts_can_be_computed_by_decode(pair: Callable[..., Pair], server: Server) -> None:
@@ -125,7 +126,7 @@ def test_pd_12_clients_that_leave_before_the_first_token_leave_no_work_behind(st
             hang_up(connection)
     # Ten long ones would have to be waited for; one step that has begun may.
     assert first_token(ids(40, 40)) < 2 * normal + one_long
-    until(lambda: not phases(strict.prefill) and not phases(strict.decode), "nobody works for the dead", seconds=2)
+    until(lambda: not phases(strict.prefill) and not phases(strict.decode), "nobody works for the dead", seconds=AT_ONCE)
     for connections in legs.values():
         for connection in connections:
             connection.close()
