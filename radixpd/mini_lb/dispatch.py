@@ -126,8 +126,6 @@ class Dispatcher:
             seen_first = ask.stream or (prompt and choice.disaggregated)  # the end of a prefill half is always seen
             entry = Entry(now, ask.tokens - cached, cached, output, stream=seen_first, prompt=prompt, due=now + choice.chosen.ttft_s)
             line.open(entry)
-            prefill_s = line.speed.model.seconds(entry.new, cached) if prompt else 0.0
-            line.worked(prefill_s + output * line.decode.model.step(line.generating + 1, line.tokens), now)
             entries.append((line, entry))
             if seen.keys:
                 self.known.touch(name, seen.keys, now)
@@ -144,8 +142,7 @@ class Dispatcher:
         starts = [
             max(entry.due, now) if entry.first is None else entry.first for entry in line.entries if predict or entry.first is not None
         ]
-        model = line.decode.model
-        decoding = Decoding(model, starts, self._output * model.step(line.generating + 1, line.tokens), line.tokens)
+        decoding = Decoding(line.decode.model, starts, self._output * line.step_s(), line.tokens)
         return broken(choice.chosen, decoding, slo, now, predict=predict)
 
     def reported(self, worker: WorkerSnapshot, now: float) -> None:

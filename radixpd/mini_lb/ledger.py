@@ -62,7 +62,12 @@ class Line:
         self.generating = 0  # requests past their first token
         self._rows = 0.0  # integral of that over time
         self._rows_at = 0.0
-        self._recent = 0.0
+        self._recent: tuple[float, ...] = (
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+        )  # what was sent of late: prompts, tokens, squares as in `Work`; output tokens
         self._recent_at = 0.0
         self._reported = (0, 0)  # others' requests in flight, and of them waiting
         self._foreign = (0, 0)  # the same, but never more than the last two reports agree on
@@ -80,6 +85,10 @@ class Line:
     def open(self, entry: Entry) -> None:
         """A request was sent."""
         self._presume(entry.sent)
+        fade = math.exp(min(0.0, self._recent_at - entry.sent) / RECENT_S)
+        more = (*(entry.work if entry.prompt else NOTHING), entry.output)
+        self._recent = tuple(fade * old + new for old, new in zip(self._recent, more))
+        self._recent_at = entry.sent
         self.entries[entry] = None
         self.tokens += entry.new + entry.cached + entry.output
         if entry.prompt:
@@ -111,14 +120,16 @@ class Line:
         del self.entries[entry]
         self.tokens -= entry.new + entry.cached + entry.output
 
-    def worked(self, seconds: float, now: float) -> None:
-        """So much work was sent there."""
-        self._recent = self.recent(now) + seconds
-        self._recent_at = now
-
     def recent(self, now: float) -> float:
-        """Work sent of late."""
-        return self._recent * math.exp(min(0.0, self._recent_at - now) / RECENT_S)
+        """Seconds of work that were sent there of late, as long as it takes by what is known now."""
+        model = self.speed.model
+        prompts, tokens, squares, output = self._recent
+        seconds = model.a * prompts + model.b * tokens + model.c * squares + output * self.step_s()
+        return seconds * math.exp(min(0.0, self._recent_at - now) / RECENT_S)
+
+    def step_s(self) -> float:
+        """Time per output token there now, one request more counted in."""
+        return self.decode.model.step(self.generating + 1, self.tokens)
 
     def reported(self, in_flight: int, waiting: int) -> None:
         """The worker's own count, of everybody's requests; a report is a little old, so a surplus counts when the next one confirms it."""
