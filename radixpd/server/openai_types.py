@@ -57,7 +57,7 @@ HARMLESS = frozenset(
     ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"]
 )
 
-Body = TypeVar("Body", "CompletionBody", "ChatBody")
+Body = TypeVar("Body", bound="CompletionBody | ChatBody")
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
