@@ -1,4 +1,4 @@
-"""`python -m radixpd.mini_lb --worker-urls URL...`: arguments -> settings -> serve, and nothing else.
+"""`python -m radixpd.mini_lb --worker-urls URL...`: arguments -> settings -> serve (or, with `--simulate`, replay a trace).
 
 Exit code 0 after a clean drain, 2 when the settings or the address do not fit (one line on standard error). SIGTERM and SIGINT drain: new
 requests get 503, open ones the drain timeout; a second signal ends them.
@@ -18,6 +18,7 @@ import uvloop
 from aiohttp import web
 
 from radixpd.errors import ConfigError
+from radixpd.mini_lb import simulate
 from radixpd.mini_lb.app import build_app
 from radixpd.mini_lb.parts import Parts, build_parts
 from radixpd.mini_lb.settings import DoorSettings, LbSettings, parse
@@ -95,9 +96,12 @@ async def _drain(parts: Parts, forced: asyncio.Event) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until told to stop; the exit code."""
+    """Serve until told to stop, or simulate; the exit code."""
     try:
-        settings = parse(sys.argv[1:] if argv is None else argv)
+        argv = sys.argv[1:] if argv is None else argv
+        if simulate.wanted(argv):
+            return simulate.main(argv)
+        settings = parse(argv)
         log_to_stderr("mini_lb", settings.observe.log_level, settings.observe.log_format)
         return uvloop.run(serve(settings))
     except ConfigError as error:

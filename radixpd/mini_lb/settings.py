@@ -43,7 +43,7 @@ class FleetSettings:
     worker_urls: tuple[str, ...] = flag((), "servers that answer whole requests", many=True)
     prefill: tuple[str, ...] = flag((), f"URL [BOOTSTRAP_PORT={BOOTSTRAP_PORT}] of a prefill server; may repeat", many=True, metavar="URL")
     decode: tuple[str, ...] = flag((), "URL of a decode server; may repeat", many=True, metavar="URL")
-    policy: str = flag("round_robin", "who gets the next request", choices=CHOICES)
+    policy: str = flag("kv_cost", "who gets the next request", choices=CHOICES)
     prefill_policy: str | None = flag(None, "the same for the prefill half; default: --policy", choices=CHOICES)
     decode_policy: str | None = flag(None, "the same for the decode half; default: --policy", choices=CHOICES)
     worker_api_key: Secret | None = flag(  # noqa: RUF009

@@ -178,8 +178,8 @@ class Lb:
 
     @classmethod
     async def start(cls, *flags: str) -> Lb:
-        """With these flags; looks at workers often."""
-        quick = ("--health-check-interval-secs", "0.05", "--retry-initial-backoff-ms", "1")
+        """With these flags; looks at workers often, and workers take turns."""
+        quick = ("--health-check-interval-secs", "0.05", "--retry-initial-backoff-ms", "1", "--policy", "round_robin")
         lb = cls(build_parts(parse([*quick, *flags])))
         await lb._runner.setup()
         await web.TCPSite(lb._runner, "127.0.0.1", 0).start()

@@ -8,10 +8,11 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mini_lb.fleets import FLEET
 
 from radixpd.errors import Overloaded
 from radixpd.mini_lb.balance import POLICIES, choose
-from radixpd.mini_lb.snapshot import DecodeModel, Hits, PrefillModel, RouteAsk, Situation, Tuning, WorkerSnapshot
+from radixpd.mini_lb.snapshot import Hits, RouteAsk, Situation, Tuning, WorkerSnapshot
 
 ASK = RouteAsk(tokens=1000)
 
@@ -23,26 +24,6 @@ def _fleet(*in_flight: int, **changes: object) -> list[WorkerSnapshot]:
 def _counts(policy: str, workers: list[WorkerSnapshot], times: int = 400, ask: RouteAsk = ASK) -> Counter[str]:
     draw = random.Random(0)
     return Counter(choose(policy, ask, workers, Situation(turn, draw)).worker for turn in range(times))
-
-
-WORKER = st.builds(
-    WorkerSnapshot,
-    name=st.sampled_from(["a", "b", "c", "d", "e"]),
-    usable=st.booleans(),
-    in_flight=st.integers(0, 500),
-    max_running=st.integers(0, 64),
-    kv_tokens=st.integers(0, 10**6),
-    queued_tokens=st.integers(0, 10**6),
-    queued_s=st.floats(0, 100),
-    used_tokens=st.integers(0, 10**6),
-    recent_s=st.floats(0, 1000),
-    room_tokens=st.none() | st.integers(-1000, 10**6),
-    idle_s=st.floats(0, 1e4),
-    hits=st.builds(Hits, st.integers(0, 2000), st.integers(0, 2000), st.booleans()),
-    prefill=st.builds(PrefillModel, st.floats(0, 1), st.floats(0, 0.01), st.floats(0, 1e-6)),
-    decode=st.builds(DecodeModel, st.floats(0, 1), st.floats(0, 0.01), st.floats(0, 1e-4)),
-)
-FLEET = st.lists(WORKER, min_size=1, max_size=5, unique_by=lambda worker: worker.name)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

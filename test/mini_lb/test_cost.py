@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_balance import FLEET
+from mini_lb.fleets import FLEET
 
 from radixpd.mini_lb.balance import choose
 from radixpd.mini_lb.cost import TIE_S, TIE_SHARE, decode_wait

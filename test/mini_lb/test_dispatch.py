@@ -7,9 +7,9 @@ import random
 from collections import Counter
 
 import pytest
-from closed_loop import Prompt, pages, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mini_lb.closed_loop import Prompt, pages, run
 
 from radixpd.errors import Overloaded
 from radixpd.mini_lb.admission import Slo

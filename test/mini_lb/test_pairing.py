@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_balance import WORKER
+from mini_lb.fleets import WORKER
 
 from radixpd.errors import Overloaded
 from radixpd.mini_lb.cost import TIE_S, TIE_SHARE, Field, decode_wait, eviction, prompt_cost
