@@ -8,16 +8,19 @@ the tests of prefill/decode.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from e2e.servers import Answer, Server, free_port, together
+from e2e.servers import START_DEADLINE, Answer, Server, free_port, together, until
 
-__all__ = ["Pair", "hang_up", "open_leg", "phases"]
+__all__ = ["Front", "Pair", "hang_up", "open_leg", "phases"]
 
 LEG_DEADLINE = 30.0  # seconds that the prefill leg may take longer than the decode leg
 ROOMS = 2**63
@@ -141,6 +144,36 @@ class Pair:
             if server.process.poll() is None:
                 server.terminate()
         return max(*(server.close() for server in self.both))
+
+
+class Front(Server):
+    """Another program in front of servers, asked as a server is. `probe`: the path that answers 200 once it knows them."""
+
+    def __init__(self, command: list[str], port: int, *, probe: str) -> None:
+        self.port = port
+        self.told = False
+        self.url = f"http://127.0.0.1:{port}"
+        self.log_path = Path(os.environ["XDG_CACHE_HOME"]) / f"front-{port}.log"
+        with self.log_path.open("w") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, cwd=Path(__file__).parents[2], start_new_session=True
+            )
+        until(lambda: self._is_ready(probe), "it is ready", seconds=START_DEADLINE)
+
+    @classmethod
+    def mini_lb(cls, pair: Pair, *flags: str) -> Front:
+        """Our own load balancer."""
+        port = free_port()
+        prefill = ("--prefill", pair.prefill.url, str(pair.bootstrap_port))
+        command = [sys.executable, "-m", "radixpd.mini_lb", "--port", str(port), *prefill, "--decode", pair.decode.url, *flags]
+        return cls(command, port, probe="/health")
+
+    def _is_ready(self, probe: str) -> bool:
+        assert self.process.poll() is None, self.log
+        try:
+            return self.get(probe, timeout=5).status == 200
+        except OSError:
+            return False
 
 
 def phases(server: Server) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from e2e.asks import CHAT, GREEDY, ROUTES, body_for, letters
-from e2e.pd import Pair
+from e2e.pd import Front, Pair
 from e2e.pd_prompts import ids
 from e2e.reference import solo
 from e2e.servers import ASCII_BIAS, Server, together
@@ -70,27 +70,48 @@ def test_pd_18_an_end_of_sequence_that_comes_first(pair: Callable[..., Pair], se
     both.settled()
 
 
-def test_st_12_stop_strings_over_two_tokens_on_every_route(pair: Callable[..., Pair], server: Server) -> None:
-    both = pair()
-    whole = letters(server)["text"]
+@pytest.fixture(scope="module")
+def whole(server: Server) -> str:
+    """What is written without a stop string."""
+    return str(letters(server)["text"])
+
+
+def check_stops(asked: Pair | Server, whole: str) -> None:
+    """A stop string that is spread over two tokens ends the text where it first stands, on every route."""
     stop = whole[20:22]
-    expected = whole[: whole.index(stop)]
-    wish = {"temperature": 0, "ignore_eos": True, "max_tokens": 40, "logit_bias": ASCII_BIAS, "stop": ["never here", stop]}
-    plain = {"model": "tiny", "prompt": "letters", **wish}
-    chat = {"model": "tiny", **CHAT, **wish}
+    wish = {"temperature": 0, "ignore_eos": True, "logit_bias": ASCII_BIAS, "stop": ["never here", stop]}
     for kept in (False, True):
-        text = expected + stop if kept else expected
-        sampling = {**GREEDY, "max_new_tokens": 40, "logit_bias": ASCII_BIAS, "stop": ["never here", stop], "no_stop_trim": kept}
-        answer = both.generate(text="letters", sampling_params=sampling)
+        text = whole[: whole.index(stop)] + (stop if kept else "")
+        body = {"text": "letters", "sampling_params": {**wish, "max_new_tokens": 40, "no_stop_trim": kept}}
+        answer = asked.generate(**body)
         assert (answer["text"], answer["meta_info"]["finish_reason"]) == (text, {"type": "stop", "matched": stop})
-        assert list(both.stream("/generate", {"text": "letters", "sampling_params": sampling}))[-1]["text"] == text
-        choice = both.post("/v1/completions", {**plain, "no_stop_trim": kept}).json["choices"][0]
+        assert list(asked.stream("/generate", body))[-1]["text"] == text
+        plain = {"model": "tiny", "prompt": "letters", "max_tokens": 40, **wish, "no_stop_trim": kept}
+        choice = asked.post("/v1/completions", plain).json["choices"][0]
         assert (choice["text"], choice["finish_reason"], choice["matched_stop"]) == (text, "stop", stop)
-        events = list(both.stream("/v1/completions", {**plain, "no_stop_trim": kept}))
-        assert "".join(event["choices"][0]["text"] for event in events) == text
-    told = server.post("/v1/chat/completions", chat | {"stop": None}).json["choices"][0]["message"]["content"]
-    chat["stop"] = told[10:12]
-    assert both.chat(chat.pop("messages"), **chat)["choices"][0]["message"]["content"] == told[: told.index(told[10:12])]
+        assert "".join(event["choices"][0]["text"] for event in asked.stream("/v1/completions", plain)) == text
+    chat = {"model": "tiny", **CHAT, "max_tokens": 40, **wish, "stop": None}
+    said = asked.post("/v1/chat/completions", chat).json["choices"][0]["message"]["content"]
+    assert len(said) == 40
+    chat["stop"] = said[10:12]
+    text = said[: said.index(said[10:12])]
+    assert asked.post("/v1/chat/completions", chat).json["choices"][0]["message"]["content"] == text
+    pieces = [event["choices"][0]["delta"].get("content") or "" for event in asked.stream("/v1/chat/completions", chat)]
+    assert "".join(pieces) == text
+
+
+def test_st_12_stop_strings_over_two_tokens_on_every_route(pair: Callable[..., Pair], whole: str) -> None:
+    both = pair()
+    check_stops(both, whole)
+    both.settled()
+
+
+def test_st_12_stop_strings_through_the_load_balancer(pair: Callable[..., Pair], whole: str) -> None:
+    both = pair()
+    front = Front.mini_lb(both)
+    check_stops(front, whole)
+    assert front.close() == 0
+    both.settled()
 
 
 def test_pc_08_cached_tokens_are_counted_once(pair: Callable[..., Pair], server: Server) -> None:

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from e2e.asks import GREEDY
 from e2e.client_tools import ROOT, client_path
-from e2e.pd import Pair
+from e2e.pd import Front, Pair
 from e2e.reference import TOLERANCE
-from e2e.servers import ASCII_BIAS, Server, free_port, together, until
+from e2e.servers import ASCII_BIAS, Server, free_port, together
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
 REQUESTS = 200
 AT_ONCE = 8
-START = 60.0  # seconds
+END = 60.0  # seconds
 
 
 def documented(pair: Pair, port: int) -> list[str]:
@@ -38,39 +36,16 @@ def documented(pair: Pair, port: int) -> list[str]:
     return [there.get(word, word) for word in shlex.split(line.replace("\\\n", " "))]
 
 
-class Router(Server):
-    """The router's process, asked as a server is."""
-
-    def __init__(self, pair: Pair, log: Path) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log_path = log
-        self.told = False
-        command = documented(pair, self.port)
-        command[0] = str(client_path("sglang-router") / "python")
-        with log.open("w") as file:
-            self.process = subprocess.Popen(
-                [*command, "--prometheus-port", str(free_port())], stdout=file, stderr=subprocess.STDOUT, cwd=log.parent
-            )
-
-    def is_ready(self) -> bool:
-        """Whether it knows its workers."""
-        assert self.process.poll() is None, self.log
-        try:
-            return self.get("/readiness", timeout=5).status == 200
-        except OSError:
-            return False
-
-
 @pytest.fixture
-def group(pair: Callable[..., Pair], tmp_path: Path) -> Iterator[tuple[Router, Pair]]:
+def group(pair: Callable[..., Pair]) -> Iterator[tuple[Front, Pair]]:
     """A router in front of a pair."""
-    both = pair()
-    router = Router(both, tmp_path / "router.log")
-    until(router.is_ready, "the router is ready", seconds=START)
+    both, port = pair(), free_port()
+    _, *words = documented(both, port)
+    python = str(client_path("sglang-router") / "python")
+    router = Front([python, *words, "--prometheus-port", str(free_port())], port, probe="/readiness")
     yield router, both
-    router.process.terminate()
-    router.process.wait(START)
+    router.terminate()
+    router.process.wait(END)
 
 
 def bodies() -> list[tuple[str, dict[str, Any]]]:
@@ -110,7 +85,7 @@ def streamed(server: Server, path: str, body: dict[str, Any]) -> str:
     return "".join(choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices)
 
 
-def test_two_hundred_requests_through_sglang_router(group: tuple[Router, Pair], server: Server) -> None:
+def test_two_hundred_requests_through_sglang_router(group: tuple[Front, Pair], server: Server) -> None:
     router, both = group
     asked = bodies()
     expected = [plain(server, *each) for each in asked]
@@ -127,7 +102,7 @@ def test_two_hundred_requests_through_sglang_router(group: tuple[Router, Pair], 
     both.settled()
 
 
-def test_batches_samples_and_scores_through_sglang_router(group: tuple[Router, Pair], server: Server) -> None:
+def test_batches_samples_and_scores_through_sglang_router(group: tuple[Front, Pair], server: Server) -> None:
     router, both = group
     completions = "/v1/completions"
     batch = {"model": "tiny", "prompt": ["a batch of prompts, the first one " * 3, "a second"], "max_tokens": 6, **GREEDY}
