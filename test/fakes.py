@@ -12,7 +12,7 @@ import hashlib
 import numpy as np
 
 from radixpd.core.request import SamplingParams, sample_seed
-from radixpd.core.step import PromptScores, StepPlan, StepResult, TokenLogprobs
+from radixpd.core.step import Forced, PromptScores, StepPlan, StepResult, TokenLogprobs
 
 __all__ = ["FakeRunner", "continuation"]
 
@@ -46,7 +46,8 @@ class FakeRunner:
 
     fingerprint = "fake"
 
-    def __init__(self, *, pages: int, page_size: int, slots: int, context_length: int) -> None:
+    def __init__(self, *, pages: int, page_size: int, slots: int, context_length: int, jump: int = 0) -> None:
+        self.jump = jump  # tokens that the grammars of those who have one force behind every third token
         self.page_size = page_size
         self.tokens = np.full((slots, context_length + 2), -1, dtype=np.int64)
         self.page_table = np.full((slots, context_length // page_size + 2), -1, dtype=np.int64)
@@ -65,17 +66,30 @@ class FakeRunner:
         self.page_table[plan.page_slots, plan.page_positions] = plan.page_ids
         states = [self._row(*row) for row in zip(plan.slots.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True)]
         scores = tuple(self._score(plan, each.row, each.first) for each in plan.scores)
-        tokens, logprobs = [], []
+        tokens, logprobs, forced = [], [], []
         for row, slot in zip(plan.sample_rows.tolist(), plan.sample_slots.tolist(), strict=True):
             params, sample, _ = self.begun[slot]
             token = _sample(states[row], params, sample)
             self.tokens[slot, plan.starts[row] + plan.lengths[row]] = token
             tokens.append(token)
             logprobs.append(_logprob(states[row], token) if params.logprobs else None)
+            if self.jump and params.may_jump and token % 3 == 0:
+                begin = int(plan.starts[row] + plan.lengths[row]) + 1
+                forced.append(Forced(len(tokens) - 1, self._force(_mix(states[row], token), slot, begin)))
         for source, target in plan.copies.tolist():
             self.kv[target] = self.kv[source]
         wanted = tuple(logprobs) if any(each is not None for each in logprobs) else ()
-        return StepResult(step=plan.step, tokens=np.array(tokens, dtype=np.int32), logprobs=wanted, scores=scores)
+        return StepResult(step=plan.step, tokens=np.array(tokens, dtype=np.int32), logprobs=wanted, scores=scores, forced=tuple(forced))
+
+    def _force(self, state: int, slot: int, begin: int) -> np.ndarray:
+        """The next tokens are what would have been sampled."""
+        params, sample, prompt = self.begun[slot]
+        forced: list[int] = []
+        while len(forced) < min(self.jump, prompt + params.max_new_tokens - begin):
+            forced.append(_sample(state, params, sample))
+            state = _mix(state, forced[-1])
+        self.tokens[slot, begin : begin + len(forced)] = forced
+        return np.array(forced, dtype=np.int32)
 
     def _row(self, slot: int, start: int, length: int) -> int:
         state = self._read(slot, start - 1) if start else 0

@@ -83,6 +83,9 @@ class SchedulerSettings:
     schedule_conservativeness: float = flag(1.0, "above 1: admit fewer, retract less", low=0.05, high=10.0)
     enable_mixed_chunk: bool = flag(False, "decode rows ride along with prefill chunks")
     disable_overlap_schedule: bool = flag(False, "plan a step only after the previous one has been applied (depth 0)")
+    disable_jump_forward: bool = flag(
+        False, "take tokens that a grammar forces one by one, each in a step of its own; requests with grammars then overlap like others"
+    )
     decode_log_interval: int = flag(40, "log one line per this many decode steps", low=1, high=10**6)
 
 

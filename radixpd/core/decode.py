@@ -1,9 +1,9 @@
 """The generating side of planning: one row per running request, and retraction when the pool runs dry.
 
-Vectorised over slots: a step without page boundaries costs a few numpy calls whatever the batch. A request whose allowed length is
-planned gets no further row; whether it ended earlier (end of sequence) is known one step late, and `Scheduler.apply` drops the
-extra token. When pages run out, requests of the lowest priority, the latest arrivals first, give theirs up; so the oldest always
-goes on and all finish.
+A row is one token long, or, behind tokens that a grammar has forced, as long as those. Vectorised over slots: a step without page
+boundaries costs a few numpy calls whatever the batch. A request whose allowed length is planned gets no further row; whether it ended
+earlier (end of sequence) is known one step late, and `Scheduler.apply` drops the extra token. When pages run out, requests of the lowest
+priority, the latest arrivals first, give theirs up; so the oldest always goes on and all finish.
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ class Decode:
         table, cache = self.holdings.table, self.holdings.cache
         while True:
             starts = table.planned[self.slots]
-            live = starts + 1 < table.limit[self.slots]
-            slots, starts = self.slots[live], starts[live]
-            growing = slots[starts >= table.page_count[slots] * cache.page_size]
-            if len(growing) <= cache.available:
+            # Whoever may jump has tokens to compute only once its last step is applied: one, or those that were forced too.
+            ends = np.where(table.jumps[self.slots], table.known[self.slots], starts + 1)
+            live = (starts < ends) & (ends < table.limit[self.slots])
+            slots, starts, ends = self.slots[live], starts[live], ends[live]
+            missing = (-(-ends // cache.page_size) - table.page_count[slots]).clip(min=0)
+            if missing.sum() <= cache.available:
                 break
             victim = self._victim(others)
             if victim is None:
@@ -65,10 +67,11 @@ class Decode:
             self.ratio.reset()
         if not len(slots):
             return
-        if len(growing):
+        while len(growing := slots[missing > 0]):
             self.holdings.grow(growing, cache.allocate(len(growing)))
-        table.planned[slots] += 1
-        builder.decode, builder.decode_starts = slots, starts.astype(np.int32)
+            missing -= 1
+        table.planned[slots] = ends
+        builder.decode, builder.decode_starts, builder.decode_lengths = slots, starts.astype(np.int32), (ends - starts).astype(np.int32)
         self.ratio.decay()
 
     def _victim(self, others: Sequence[Request]) -> Request | None:

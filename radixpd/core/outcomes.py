@@ -90,16 +90,27 @@ class Outcomes:
             slots, ids, logprobs = slots[here], ids[here], tuple(logprobs[at] for at in here) if logprobs else ()
         if len(slots):
             self._append(slots, ids, logprobs)
+        for forced in result.forced:
+            self._append_forced(record.sample_slots[forced.sample], record.epochs[forced.sample], forced.tokens)
 
-    def _append(self, slots: np.ndarray, ids: np.ndarray, logprobs: tuple[TokenLogprobs | None, ...]) -> None:
-        """One more token for each of these slots: share pages that became full, end who has ended."""
+    def _append_forced(self, slot: np.int32, epoch: np.int64, ids: np.ndarray) -> None:
+        """Tokens behind a sampled one, one at a time: each may be the last."""
+        table = self._holdings.table
+        for at in range(len(ids)):
+            if table.epoch[slot] != epoch or table.sending[slot]:
+                return
+            self._append(np.array([slot]), ids[at : at + 1], (), computed=False)
+
+    def _append(self, slots: np.ndarray, ids: np.ndarray, logprobs: tuple[TokenLogprobs | None, ...], *, computed: bool = True) -> None:
+        """One more token for each of these slots: share pages that became full, end who has ended. `computed`: the KV of all tokens before
+        it exists."""
         table = self._holdings.table
         known = table.known[slots]
         table.tokens[slots, known] = ids
         table.known[slots] = known + 1
         self._accounts.totals.generated_tokens_total += len(slots)
         self._roster.effects.append(TokensOut(tuple(table.rids[slots].tolist()), ids, logprobs))
-        if self._holdings.cache.reuse:
+        if self._holdings.cache.reuse and computed:
             for slot in slots[known // self._holdings.cache.page_size > table.shared[slots]].tolist():
                 self._holdings.commit(slot, int(table.known[slot]) - 1)
         for at in np.flatnonzero(ended(table, slots, ids, self._eos_ids)).tolist():

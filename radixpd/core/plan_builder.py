@@ -71,6 +71,7 @@ class PlanBuilder:
     sends: list[Send] = field(default_factory=list)
     decode: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     decode_starts: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    decode_lengths: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     prompt_tokens: int = 0  # of the requests that start for the first time
     cached_tokens: int = 0  # of those, found in the cache
     retracted: int = 0
@@ -84,14 +85,13 @@ class PlanBuilder:
         """The plan and its record."""
         rows = len(self.pieces)
         head = np.array([(p.request.slot, p.start, p.end - p.start) for p in self.pieces], dtype=np.int32).reshape(rows, 3)
-        ones = np.ones(len(self.decode), dtype=np.int32)
         decode_rows = np.arange(rows, rows + len(self.decode), dtype=np.int32)
         sample_slots = np.concatenate([np.array(self.sample_slots, dtype=np.int32), self.decode])
         plan = StepPlan(
             step=step,
             slots=np.concatenate([head[:, 0], self.decode]),
             starts=np.concatenate([head[:, 1], self.decode_starts]),
-            lengths=np.concatenate([head[:, 2], ones]),
+            lengths=np.concatenate([head[:, 2], self.decode_lengths]),
             sample_rows=np.concatenate([np.array(self.sample_rows, dtype=np.int32), decode_rows]),
             sample_slots=sample_slots,
             page_slots=changed[0],

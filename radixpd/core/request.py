@@ -75,6 +75,11 @@ class SamplingParams:
     grammar: Grammar | None = None
     logprobs: LogprobParams | None = None
 
+    @property
+    def may_jump(self) -> bool:
+        """Whether tokens that the grammar forces may come without being sampled: nobody asks what the model thinks of them."""
+        return self.grammar is not None and self.logprobs is None
+
 
 @dataclass(frozen=True, slots=True)
 class Finish:

@@ -65,7 +65,7 @@ class Scheduler:
             eviction_policy=cache.radix_eviction_policy,
             reuse=not cache.disable_radix_cache,
         )
-        self.table = SlotTable(slots, context_length, cache.page_size)
+        self.table = SlotTable(slots, context_length, cache.page_size, jump=not settings.disable_jump_forward)
         self.holdings = Holdings(self.table, self.cache)
         self.ratio = NewTokenRatio(settings.schedule_conservativeness)
         self.decode = Decode(self.holdings, self.ratio)

@@ -18,7 +18,8 @@ __all__ = ["SlotTable"]
 class SlotTable:
     """Struct of arrays over `slots` slots."""
 
-    def __init__(self, slots: int, context_length: int, page_size: int) -> None:
+    def __init__(self, slots: int, context_length: int, page_size: int, *, jump: bool = False) -> None:
+        self._jump = jump  # whether the runner takes forced tokens at once
         width = -(-context_length // page_size) + 1
         self.requests = np.full(slots, None, dtype=object)
         self.rids = np.full(slots, None, dtype=object)
@@ -32,6 +33,7 @@ class SlotTable:
         self.epoch = np.zeros(slots, dtype=np.int64)
         self.ignores_eos = np.zeros(slots, dtype=np.bool_)
         self.sending = np.zeros(slots, dtype=np.bool_)  # its first token goes to the role
+        self.jumps = np.zeros(slots, dtype=np.bool_)  # may get more than one token from a step, so it has one step in flight at most
         self.picky = np.zeros(slots, dtype=np.bool_)  # has stop ids or a minimum length: its tokens are looked at one by one
         self._free = list(range(slots - 1, -1, -1))
 
@@ -55,6 +57,7 @@ class SlotTable:
         self.shared[slot] = 0
         self.sending[slot] = False
         self.ignores_eos[slot] = params.ignore_eos and params.grammar is None
+        self.jumps[slot] = self._jump and params.may_jump
         self.picky[slot] = bool(params.stop_token_ids) or params.min_new_tokens > 0
 
     def give(self, request: Request) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from radixpd.core.request import SamplingParams
 
-__all__ = ["Fault", "PromptScores", "Score", "Send", "SlotBegin", "StepPlan", "StepResult", "TokenLogprobs", "no_ids"]
+__all__ = ["Fault", "Forced", "PromptScores", "Score", "Send", "SlotBegin", "StepPlan", "StepResult", "TokenLogprobs", "no_ids"]
 
 
 def no_ids() -> np.ndarray:
@@ -120,6 +120,14 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Forced:
+    """Tokens int32 `[k]` that must follow the one of sample `sample`, in the token pool already; their KV is not computed."""
+
+    sample: int
+    tokens: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a plan produced. `tokens[i]` belongs to sample i, `scores[i]` to `StepPlan.scores[i]`.
 
@@ -132,3 +140,4 @@ class StepResult:
     scores: tuple[PromptScores, ...] = ()
     seconds: float = 0.0
     faults: tuple[Fault, ...] = ()
+    forced: tuple[Forced, ...] = ()

@@ -13,18 +13,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from radixpd.core.request import Grammar
-from radixpd.core.step import Fault, SlotBegin
+from radixpd.core.step import Fault, Forced, SlotBegin
 from radixpd.grammar.base import mask_words
 from radixpd.grammar.errors import GrammarError
 from radixpd.grammar.jump import Guide
 
 __all__ = ["Constraints"]
 
+MOST_FORCED = 256  # tokens at a time: a step should not grow beyond what others wait for
+
 
 class Constraints:
-    """`open_guide`: an output of a grammar that is ready."""
+    """`open_guide`: an output of a grammar that is ready; `jump`: forced tokens are taken at once."""
 
-    def __init__(self, *, vocab_size: int, open_guide: Callable[[Grammar], Guide]) -> None:
+    def __init__(self, *, vocab_size: int, open_guide: Callable[[Grammar], Guide], jump: bool = False) -> None:
+        self._jump = jump
+        self._ends: dict[int, int] = {}  # where the output of a slot that may jump ends at the latest
         self._words = mask_words(vocab_size)
         self._open = open_guide
         self._guides: dict[int, Guide] = {}
@@ -37,12 +41,15 @@ class Constraints:
         slot, grammar = begin.slot, begin.params.grammar
         self._guides.pop(slot, None)
         self._broken.pop(slot, None)
+        self._ends.pop(slot, None)
         if grammar is None:
             return
         try:
             guide = self._open(grammar)
             guide.replay(begin.tokens[begin.prompt_length :].tolist())
             self._guides[slot] = guide
+            if self._jump and begin.params.may_jump:
+                self._ends[slot] = begin.prompt_length + begin.params.max_new_tokens
         except GrammarError as error:
             self._broken[slot] = str(error)
 
@@ -70,6 +77,20 @@ class Constraints:
             if slot in self._broken:
                 faults.append(Fault(index, f"the output cannot follow its grammar: {self._broken[slot]}"))
         return tuple(faults)
+
+    def jump(self, slots: np.ndarray, positions: np.ndarray) -> tuple[Forced, ...]:
+        """What must follow the tokens just accepted at these positions."""
+        found = []
+        for index, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
+            if slot in self._ends and slot not in self._broken and not (guide := self._guides[slot]).ended:
+                try:
+                    tokens = guide.take_forced(min(MOST_FORCED, self._ends[slot] - position - 1))
+                except GrammarError as error:
+                    self._broken[slot] = str(error)
+                    continue
+                if tokens:
+                    found.append(Forced(index, np.array(tokens, dtype=np.int32)))
+        return tuple(found)
 
     def close(self) -> None:
         """End the thread."""

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from radixpd.attention.base import Attend, AttentionBackend
-from radixpd.core.step import Fault, PromptScores, Score, StepPlan, StepResult, TokenLogprobs, no_ids
+from radixpd.core.step import Fault, Forced, PromptScores, Score, StepPlan, StepResult, TokenLogprobs, no_ids
 from radixpd.engine.constraints import Constraints
-from radixpd.engine.inputs import StepInputs, sample_rows, step_inputs
+from radixpd.engine.inputs import SampleRows, StepInputs, sample_rows, step_inputs
 from radixpd.engine.layerwise import Departures, telling
 from radixpd.engine.logprobs import score_prompt, token_logprobs
 from radixpd.engine.sampler import Sampler
@@ -62,7 +62,8 @@ class Runner:
         self.sampler = Sampler(slots=slots, vocab_size=vocab_size, eos_ids=eos_ids)
         self.departures: Departures | None = None  # of a server that has peers
         self.constraints: Constraints | None = None  # of a server that has grammars
-        self._faults: tuple[Fault, ...] = ()  # of the step under way
+        self._faults: tuple[Fault, ...] = ()  # of the step under way, as is
+        self._forced: tuple[Forced, ...] = ()
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
@@ -79,8 +80,8 @@ class Runner:
         tokens, logprobs, scores = self._compute(plan)
         if len(plan.copies):
             self.pool.copy_pages(plan.copies[:, 0], plan.copies[:, 1])
-        faults, self._faults = self._faults, ()
-        return StepResult(plan.step, tokens, logprobs, scores, time.perf_counter() - began, faults)
+        faults, self._faults, forced, self._forced = self._faults, (), self._forced, ()
+        return StepResult(plan.step, tokens, logprobs, scores, time.perf_counter() - began, faults, forced)
 
     def close(self) -> None:
         """Give the pool back."""
@@ -111,10 +112,19 @@ class Runner:
         masks = self.constraints.masks() if self.constraints is not None else {}
         tokens = self.sampler.sample(logits, which=rows.which, slots=rows.slots, positions=rows.positions, masks=masks)
         if self.constraints is not None:
-            self._faults = self.constraints.accept(rows.slots, tokens)
+            self._follow(self.constraints, rows, tokens)
         self.tables.tokens[rows.slots, rows.positions] = tokens
         wanted = [self.sampler.state.logprobs[slot] for slot in rows.slots.tolist()]
         return tokens, token_logprobs(logits, which=rows.which, tokens=tokens, wanted=wanted)
+
+    def _follow(self, constraints: Constraints, rows: SampleRows, tokens: np.ndarray) -> None:
+        """Tell the grammars what was sampled, and put down what they force behind it."""
+        self._faults = constraints.accept(rows.slots, tokens)
+        self._forced = constraints.jump(rows.slots, rows.positions)
+        for each in self._forced:
+            slot, begin = int(rows.slots[each.sample]), int(rows.positions[each.sample]) + 1
+            self.tables.tokens[slot, begin : begin + len(each.tokens)] = each.tokens
+            self.sampler.state.record(np.full(len(each.tokens), slot), each.tokens)
 
     def _score(self, plan: StepPlan, score: Score, inputs: StepInputs, hidden: torch.Tensor) -> PromptScores:
         """Score the prompt tokens that this step's part of a row predicts."""

@@ -57,12 +57,12 @@ class Guide:
         for token in tokens:
             self.accept(token)
 
-    def take_forced(self) -> list[int]:
-        """The tokens that must come next, now accepted."""
-        queue = self._forced()
-        taken = queue[::-1]
-        for token in taken:
-            self.accept(token)
+    def take_forced(self, most: int) -> list[int]:
+        """The tokens that must come next, now accepted; at most so many."""
+        taken: list[int] = []
+        while len(taken) < most and (queue := self._forced()):
+            taken.append(queue[-1])
+            self.accept(taken[-1])
         return taken
 
     def _forced(self) -> list[int]:

@@ -100,7 +100,9 @@ def _library(resolved: Resolved, runner: Runner) -> Library | None:
     library = Library(
         settings.grammar_backend, spelling.vocabulary, spelling.canonical, CompileLimits(seconds=settings.grammar_compile_timeout)
     )
-    runner.constraints = Constraints(vocab_size=resolved.model.vocab_size, open_guide=library.guide)
+    runner.constraints = Constraints(
+        vocab_size=resolved.model.vocab_size, open_guide=library.guide, jump=not resolved.settings.scheduler.disable_jump_forward
+    )
     return library
 
 

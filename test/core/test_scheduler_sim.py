@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from radixpd.config.settings import CacheSettings, SchedulerSettings
 from radixpd.core.effects import Effects, Finished, Prefilled, PromptScored, TokensOut
+from radixpd.core.grammars import WantGrammar
 from radixpd.core.page_hash import namespace
-from radixpd.core.request import Finish, LogprobParams, Phase, SamplingParams
+from radixpd.core.request import Finish, Grammar, LogprobParams, Phase, SamplingParams
 from radixpd.core.roles import Aggregated, MakeRole
 from radixpd.core.scheduler import Scheduler
 from radixpd.core.step import StepPlan, StepResult
@@ -54,7 +55,10 @@ class World:
         self.scheduler = Scheduler(scheduler, cache, pages=pages, context_length=CONTEXT, eos_ids=(EOS,), role=role)
         slots = scheduler.max_running_requests
         assert slots is not None
-        self.runner = FakeRunner(pages=pages, page_size=cache.page_size, slots=slots, context_length=CONTEXT)
+        jump = 0 if scheduler.disable_jump_forward else 4
+        self.runner = FakeRunner(pages=pages, page_size=cache.page_size, slots=slots, context_length=CONTEXT, jump=jump)
+        self.wanted: list[int] = []
+        self.jumps = 0
         self.settings, self.cache, self.pages = scheduler, cache, pages
         self.asked: dict[str, Asked] = {}
         self.sent: deque[StepPlan] = deque()
@@ -79,6 +83,7 @@ class World:
             ignore_eos=rng.random() < 0.5,
             stop_token_ids=rng.choice(((), (3, 11))),
             n=rng.choice((1, 1, 1, 2, 3)),
+            grammar=rng.choice((None, None, Grammar("ebnf", "a"), Grammar("ebnf", "b"))),
             logprobs=rng.choice((None, None, LogprobParams(), LogprobParams(start=0), LogprobParams(start=5))),
         )
         space = rng.choice((b"", b"", namespace({"cache_salt": "a"})))
@@ -99,6 +104,13 @@ class World:
             asked.stopped = self.rng.randint(1, len(asked.tokens))
             self.scheduler.stop(rid, asked.stopped, "stop", self.now)
 
+    def compile(self) -> bool:
+        """The runner has made a grammar ready."""
+        if not self.wanted:
+            return False
+        self.scheduler.grammar_answered(self.wanted.pop(self.rng.randrange(len(self.wanted))), "", 200, self.now)
+        return True
+
     def plan(self) -> bool:
         plan = self.scheduler.plan(self.now, self.rng.randrange(2**32))
         if plan is not None:
@@ -110,6 +122,7 @@ class World:
         if not self.sent:
             return False
         self.done.append(self.runner.step(self.sent.popleft()))
+        self.jumps += len(self.done[-1].forced)
         return True
 
     def apply(self) -> bool:
@@ -120,8 +133,8 @@ class World:
 
     def move(self, *, arrivals: bool) -> None:
         self.now += 0.01
-        weights = (3, 0.4, 0.6, 6, 6, 6) if arrivals else (0, 0, 0, 1, 1, 1)
-        name = self.rng.choices(("arrive", "abort", "stop", "plan", "run", "apply"), weights)[0]
+        weights = (3, 0.4, 0.6, 1, 6, 6, 6) if arrivals else (0, 0, 0, 1, 1, 1, 1)
+        name = self.rng.choices(("arrive", "abort", "stop", "compile", "plan", "run", "apply"), weights)[0]
         getattr(self, name)()
         self._collect()
         self.check()
@@ -132,6 +145,7 @@ class World:
             progress = self.plan()
             progress = self.run() or progress
             progress = self.apply() or progress
+            progress = self.compile() or progress
             self._collect()
             self.check()
             if not progress:
@@ -145,6 +159,7 @@ class World:
 
     def _collect(self) -> None:
         effects = self._take()
+        self.wanted += [order.id for order in effects.grammars if isinstance(order, WantGrammar)]
         for effect in effects.client:
             if isinstance(effect, TokensOut):
                 for at, (rid, token) in enumerate(zip(effect.rids, effect.ids.tolist(), strict=True)):
@@ -172,7 +187,7 @@ class World:
     # ---- invariants ----
 
     def _check_plan(self, plan: StepPlan) -> None:
-        prompts = plan.lengths[plan.lengths > 1]
+        prompts = plan.lengths[: len(self.scheduler._in_flight[-1].pieces)]
         chunk = self.settings.chunked_prefill_size or 0
         limit = min(self.settings.max_prefill_tokens, chunk) if chunk > 0 else self.settings.max_prefill_tokens
         if chunk > 0:
@@ -250,7 +265,7 @@ class World:
             assert end.completion == asked.stopped
             return
         expected = asked.params.max_new_tokens
-        stops = set(asked.params.stop_token_ids) | (set() if asked.params.ignore_eos else {EOS})
+        stops = set(asked.params.stop_token_ids) | (set() if asked.params.ignore_eos and not asked.params.grammar else {EOS})
         hit = next((i for i, token in enumerate(alone[:expected]) if token in stops), None)
         if hit is None:
             assert end.finish == Finish("length")
@@ -284,6 +299,7 @@ worlds = st.fixed_dictionaries(
         "slots": st.sampled_from((3, 6, 12)),
         "reuse": st.booleans(),
         "conservativeness": st.sampled_from((0.05, 1.0)),
+        "jump": st.booleans(),
     }
 )
 
@@ -298,6 +314,7 @@ def build(case: dict[str, object]) -> World:
             schedule_policy=case["policy"],
             schedule_conservativeness=case["conservativeness"],
             enable_mixed_chunk=case["mixed"],
+            disable_jump_forward=not case["jump"],
             disable_overlap_schedule=not case["overlap"],
         ),
         CacheSettings(page_size=page, disable_radix_cache=not case["reuse"], radix_eviction_policy=case["eviction"]),

@@ -203,3 +203,20 @@ def test_a_pair_of_servers_keeps_to_a_grammar(server: Server, pair: Callable[...
         handed = both.generate(text="a person, please, with name and age", sampling_params=sampling)
         jsonschema.validate(json.loads(handed["text"]), PERSON)
         assert handed["text"] == alone["text"]
+
+
+def test_jumping_changes_the_number_of_steps_alone(server: Server, serve: Callable[..., Server]) -> None:
+    fixed = {
+        "type": "object",
+        "properties": {name: {"type": "integer", "minimum": 0, "maximum": 9} for name in ("first_number", "second_number", "the_last_one")},
+        "required": ["first_number", "second_number", "the_last_one"],
+    }
+    slow = serve("--disable-jump-forward")
+    steps = {}
+    for each in (server, slow):
+        before = each.metric("num_steps")
+        answers = [ask(each, json_schema=fixed, sampling_seed=seed, frequency_penalty=0.5)["text"] for seed in range(4)]
+        steps[each] = each.metric("num_steps") - before, answers
+    assert steps[server][1] == steps[slow][1]
+    assert steps[slow][0] >= 1.5 * steps[server][0]
+    jsonschema.validate(json.loads(steps[server][1][0]), fixed)

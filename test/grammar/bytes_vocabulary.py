@@ -61,5 +61,5 @@ def write(compiled: Compiled, seed: int, *, most: int = 400, jump: bool = False)
         guide.accept(token)
         if token == EOS:
             return Text(bytes(each - 3 for each in tokens), True, steps)
-        tokens += [token, *(guide.take_forced() if jump else ())]
+        tokens += [token, *(guide.take_forced(most) if jump else ())]
     return Text(bytes(each - 3 for each in tokens), False, steps)
