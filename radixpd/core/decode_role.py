@@ -180,8 +180,9 @@ class DecodeRole:
     def _check_fallen(self, now: float) -> None:
         """Nobody waits for pages in quarantine for ever."""
         self._fallen = [(each, since) for each, since in self._fallen if each.phase is Phase.WAITING and not each.attempt]
-        if not self.desk.holdings.cache.quarantined_pages:
-            return
+        holdings = self.desk.holdings
+        if not holdings.cache.quarantined_pages or any(each is not None for each in holdings.table.requests):
+            return  # others will give their pages back
         limit, flag = self.limits.reserve, self.limits.deadlines["reserve"]
         for request, _ in [each for each in self._fallen if now - each[1] > limit]:
             message = f"no pages within {limit:g} s ({flag}): a prefill server that does not answer may still write into some"

@@ -130,6 +130,7 @@ class PrefillRole:
             case PeerLost(lost, reason):
                 for found in [each for each in self.rooms.values() if each.peer == lost]:
                     self._fail(found, f"the decode server is gone: {reason}", 502, now, told=True)
+                self.draining = {room: each for room, each in self.draining.items() if each[0] != lost}
             case PeerSilent():
                 pass  # leases and the mover's patience see to it
             case _:
@@ -199,6 +200,8 @@ class PrefillRole:
         self._looked = now
         for found in [each for each in self.rooms.values() if each.deadline < now and not each.sending]:
             self._fail(found, self._silence(found), 504, now, told=False)
+        # Who was to hear of their end has not been heard of for long: nothing is kept for it but this note.
+        self.draining = {room: each for room, each in self.draining.items() if now - each[1] < self.limits.tombstone}
         while self.dead and next(iter(self.dead.values())).until < now:
             self.dead.popitem(last=False)
 

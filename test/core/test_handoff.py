@@ -271,6 +271,18 @@ def test_who_falls_back_does_not_wait_for_ever_for_pages_in_quarantine() -> None
     assert LIMITS.deadlines["reserve"] in end.finish.message
 
 
+def test_nobody_waits_for_the_end_of_a_room_whose_decode_server_is_gone() -> None:
+    world = pair()
+    ask(world.p, Room(1))
+    p = world.p.scheduler
+    p.receive(reserved(world), "d", 0.0)
+    step(world.p)
+    p.abort("1-0", "gone", 499)
+    assert [each.part for each in p.role.stages()] == ["draining"]
+    p.receive(PeerLost("d", "killed"), "", 0.0)
+    assert list(p.role.stages()) == []
+
+
 def test_prefill_says_drained_only_after_its_mover() -> None:
     world = pair()
     message = reserved(world)

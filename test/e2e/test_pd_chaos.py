@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from e2e.chaos import Group, cannot_cut
-from e2e.pd import phases
+from e2e.pd import hang_up, open_leg, phases
 from e2e.pd_prompts import ids
 from e2e.reference import Reference, solo
 from e2e.servers import Server, together, until
@@ -99,6 +99,7 @@ def reach(group: Group, phase: str, pool: ThreadPoolExecutor) -> tuple[Client, F
     if phase == "reserve":
         blocker = pool.submit(Client._ask, decode, native(1, 100, LONG))
         until(lambda: phases(decode) == ["running"], "decode is busy")
+        assert decode.post("/pause_generation", {"mode": "in_place"}).status == 200  # and stays so
     client = Client(group, native(2, PROMPT, 300 if phase == "arrived" else OUTPUT), pool)
     if phase == "reserve":
         until(lambda: "parked" in phases(decode) and "parked" in phases(prefill), "both wait for pages of decode")
@@ -119,6 +120,13 @@ def strike(group: Group, fault: str, side: str) -> None:
             group.cut()
 
 
+def release(group: Group) -> None:
+    """Decode goes on with whoever was in the way."""
+    decode = group.servers["decode"]
+    if decode.process.poll() is None:
+        assert decode.post("/continue_generation", timeout=DEADLINE).status == 200
+
+
 def mend(group: Group, fault: str, side: str) -> None:
     """As an operator would: a killed decode server has to come back, a killed prefill server need not."""
     if fault == "restart" or (fault == "kill" and side == "decode"):
@@ -132,21 +140,26 @@ def expected_of(server: Server, *bodies: dict[str, Any]) -> list[Reference]:
 
 
 def go_on(group: Group, server: Server, *, prefill_lives: bool) -> None:
-    """The next requests are right, and pages whole. Their prompts fill the pool again and again."""
+    """The next requests are right, and pages whole. Their prompts fill the pool again and again. As a router does, a client drops prefill's
+    leg once decode has answered: while they do not know of each other again, decode computes alone and nobody tells prefill."""
     bodies = [native(100 + index, 200 + 10 * index, 12) for index in range(NEXT)]
     expected = expected_of(server, *bodies)
     pair = group.pair
 
     def ask(body: dict[str, Any]) -> Any:
-        if prefill_lives:
-            return pair.generate(**body)
-        answer = pair.decode.post("/generate", pair.named(body), timeout=DEADLINE)
+        body = pair.named(body)
+        leg = open_leg(pair.prefill, "/generate", body) if prefill_lives else None
+        answer = pair.decode.post("/generate", body, timeout=DEADLINE)
+        if leg is not None:
+            hang_up(leg)
         assert answer.status == 200, answer.body
         return answer.json
 
     batches = [bodies[first : first + 4] for first in range(0, NEXT, 4)]
     found = [answer for batch in batches for answer in together([lambda body=body: ask(body) for body in batch])]
     assert sum(reference.check(answer) for reference, answer in zip(expected, found, strict=True)) <= 1
+    handed_over = [answer["meta_info"]["kv_journey"]["prefill_computed_tokens"] > 0 for answer in found]
+    assert any(handed_over) == prefill_lives
     for side, each in group.servers.items():
         if each.process.poll() is None:
             assert each.settled()["free"] >= 0, side
@@ -171,6 +184,8 @@ def test_pd_chaos(group: Callable[..., Group], server: Server, fault: str, phase
     with ThreadPoolExecutor(8) as pool:
         client, blocker = reach(there, phase, pool)
         strike(there, fault, side)
+        if phase == "reserve" and side == "prefill":
+            release(there)
         if fault == "pause":
             # What the other side makes of the silence, then the stopped one goes on.
             if side == "decode":
@@ -182,6 +197,8 @@ def test_pd_chaos(group: Callable[..., Group], server: Server, fault: str, phase
             client.first.result(DEADLINE)
             client.second.result(DEADLINE)
         mend(there, fault, side)
+        if phase == "reserve" and side == "decode":
+            release(there)
         client.check(expected, victim=side if fault in ("kill", "restart") else "")
         if blocker is not None:
             Client._one_clear_end(blocker.result(DEADLINE))
