@@ -74,8 +74,8 @@ class FakeRunner:
             tokens.append(token)
             logprobs.append(_logprob(states[row], token) if params.logprobs else None)
             if self.jump and params.may_jump and token % 3 == 0:
-                begin = int(plan.starts[row] + plan.lengths[row]) + 1
-                forced.append(Forced(len(tokens) - 1, self._force(_mix(states[row], token), slot, begin)))
+                after = int(plan.starts[row] + plan.lengths[row]) + 1
+                forced.append(Forced(len(tokens) - 1, self._force(_mix(states[row], token), slot, after)))
         for source, target in plan.copies.tolist():
             self.kv[target] = self.kv[source]
         wanted = tuple(logprobs) if any(each is not None for each in logprobs) else ()

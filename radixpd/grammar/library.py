@@ -42,7 +42,7 @@ class CompileLimits:
     """Of one grammar."""
 
     seconds: float = 10.0
-    megabytes: int = 1024
+    megabytes: int = 512
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ __all__ = ["MAX_PACKED", "main"]
 
 FRESH = 2  # jobs that may start while as many are younger than FRESH_SECONDS
 FRESH_SECONDS = 0.5
-MOST = 8  # children at a time
+MOST = 12  # children at a time
 MAX_PACKED = 32 * 2**20
 NICE = 10  # steps of the model come first
 TRIAL_TOKENS = 64
