@@ -33,6 +33,7 @@ IDLE_BYTES = 64 * 2**20
 IDLE_MOST = 1024
 START_SECONDS = 120.0  # for the compiler to load, on a busy machine
 GRACE_SECONDS = 30.0
+CLOSE_SECONDS = 5.0  # it dies with this process anyway
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +194,7 @@ class _CompilerLine:
         if self._thread is not None:
             self._asked.put(None)
             os.eventfd_write(self._wake, 1)
-            self._thread.join(START_SECONDS)
+            self._thread.join(CLOSE_SECONDS)
         os.close(self._wake)
 
     # ---- in the thread --------------------------------------------------------------------------------------------------------
