@@ -69,7 +69,7 @@ def refusals_told(raw: dict[str, Any], manager: TokenizerManager) -> Iterator[No
         yield
     except RadixpdError as error:
         prompts = raw.get("text") or raw.get("prompt") or raw.get("input_ids")
-        count = len(prompts) if isinstance(prompts, list) and isinstance(prompts[0], str | list) else 1
+        count = len(prompts) if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list) else 1
         manager.turned_away([raw.get(name) for name in ROOM], min(count, MAX_BATCH), error)
         raise
 
