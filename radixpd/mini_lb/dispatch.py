@@ -186,16 +186,19 @@ class Dispatcher:
 
     def _held(self, seen: _Seen, workers: Sequence[WorkerSnapshot], now: float) -> dict[str, Held]:
         """What each worker has of the prompt, in keys."""
-        exact = False
-        for worker in workers:
-            if self._exact(worker, seen.ask):
-                exact = True
-                if self.sent.held(worker.name):
-                    # Of a worker that tells, only what it cannot have told yet is believed without its word.
-                    self.sent.expire(worker.name, min(now - GRACE_S, self._line(worker.name).oldest_sent(now)))
-            elif worker.kv_tokens:
-                self.sent.trim(worker.name, int(worker.kv_tokens / seen.key_tokens))
         held = self.sent.match(seen.keys)
+        exact = {worker.name for worker in workers if self._exact(worker, seen.ask)}
+        dropped = 0
+        for worker in workers:
+            if worker.name not in held:
+                continue
+            if worker.name in exact:
+                # Of a worker that tells, only what it cannot have told yet is believed without its word.
+                dropped += self.sent.expire(worker.name, min(now - GRACE_S, self._line(worker.name).oldest_sent(now)))
+            elif worker.kv_tokens:
+                dropped += self.sent.trim(worker.name, int(worker.kv_tokens / seen.key_tokens))
+        if dropped:
+            held = self.sent.match(seen.keys)
         if exact:
             for name, known in self.known.match(seen.keys).items():
                 held[name] = max(held.get(name, NOTHING), known, key=sum)

@@ -157,25 +157,32 @@ class PrefixIndex:
             for tier in range(TIERS):
                 self._forest.touch(number + tier, last, now)
 
-    def expire(self, worker: str, before: float, *, tier: int = DEVICE) -> None:
-        """Drop what the worker has not used since `before`."""
+    def expire(self, worker: str, before: float, *, tier: int = DEVICE) -> int:
+        """Drop what the worker has not used since `before`; how many pages that were."""
         number = self._numbers.get(worker)
-        used = self._forest.used[number + tier] if number is not None else {}
-        while used and number is not None:
+        if number is None:
+            return 0
+        holder, dropped = number + tier, 0
+        while used := self._forest.used[holder]:
             run, when = next(iter(used.items()))
             if when >= before:
-                return
-            self._forest.keep(run, number + tier, 0)
+                break
+            dropped += run.held[holder]
+            self._forest.keep(run, holder, 0)
             self._forest.tidy(run)
+        return dropped
 
-    def trim(self, worker: str, pages: int, *, tier: int = DEVICE) -> None:
-        """Drop the least recently used until the worker has no more than so many pages."""
+    def trim(self, worker: str, pages: int, *, tier: int = DEVICE) -> int:
+        """Drop the least recently used until the worker has no more than so many pages; how many were dropped."""
         number = self._numbers.get(worker)
-        while number is not None and self._forest.held[number + tier] > pages:
+        dropped = 0
+        while number is not None and (excess := self._forest.held[number + tier] - pages) > 0:
             run = next(iter(self._forest.used[number + tier]))
-            excess = self._forest.held[number + tier] - pages
-            self._forest.keep(run, number + tier, max(0, run.held[number + tier] - excess))
+            kept = max(0, run.held[number + tier] - excess)
+            dropped += run.held[number + tier] - kept
+            self._forest.keep(run, number + tier, kept)
             self._forest.tidy(run)
+        return dropped
 
     def dump(self, worker: str) -> list[tuple[int, int | None, list[int]]]:
         """All that the worker has, as (tier, parent page, pages), parents first: `store` of each builds it again, for a late joiner."""

@@ -89,6 +89,8 @@ def test_work_has_a_price_beyond_its_own_time() -> None:
 def test_what_must_go_is_worth_more_where_it_was_used_lately() -> None:
     tuning = Tuning(imbalance_soft=0.0)
     lively, stale = _worker("lively", room_tokens=0, idle_s=10.0), _worker("stale", room_tokens=0, idle_s=100.0)
+    worth = {candidate.worker: candidate.evict_s for candidate in _choose(lively, stale, tuning=tuning).candidates}
+    assert worth["lively"] > 2 * worth["stale"] > 0
     assert _choose(lively, stale, tuning=tuning).worker == "stale"
     roomy = _worker("roomy", room_tokens=5000, idle_s=1.0)
     assert _choose(lively, stale, roomy, tuning=tuning).worker == "roomy"

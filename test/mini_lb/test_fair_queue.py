@@ -44,12 +44,12 @@ def test_tenants_share_by_cost() -> None:
 def test_idleness_earns_no_credit() -> None:
     """Who was away does not get all his missed turns at once."""
     queue: FairQueue[str] = FairQueue(1000)
-    for _ in range(100):
+    for _ in range(40):
         queue.push("steady", "s")
-        queue.pop()
+    for _ in range(20):
+        queue.pop()  # never empty: the turns go on
     for _ in range(20):
         queue.push("back", "b")
-        queue.push("steady", "s")
     counts = Counter(queue.pop() for _ in range(20))
     assert abs(counts["b"] - counts["s"]) <= 2
 
