@@ -93,6 +93,7 @@ def check_equal(pair: Pair, cases: list[list[Case]]) -> None:
             excused += sum(case.check(answer) for case, answer in zip(thread, answers, strict=True))
         pair.settled()
     assert excused <= 1, "too many near ties to be honest ones"
+    assert pair.decode.metric("num_fallback_reqs") == 0
     pair.flush()
     assert [server.pages()["tree"] for server in pair.both] == [0, 0]
 

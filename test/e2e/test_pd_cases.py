@@ -132,5 +132,8 @@ def test_pc_08_cached_tokens_are_counted_once(pair: Callable[..., Pair], server:
     assert abs(cached(both) - warm) <= page, "both servers have it"
     both.decode.flush()
     assert abs(cached(both) - warm) <= page, "prefill has it"
+    both.decode.flush()
+    both.decode.generate(**native(prompt[:100], 1))  # without a room: computed there
+    assert abs(cached(both) - warm) <= page, "prefill has it, and decode its first half"
     both.prefill.flush()
     assert abs(cached(both) - warm) <= page, "decode has it"
