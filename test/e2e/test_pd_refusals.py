@@ -44,10 +44,11 @@ def strict(pair: Callable[..., Pair]) -> Pair:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("longest", ["both", "prefill"])
-def test_pd_03_a_prompt_over_the_limit_is_refused_and_nothing_is_generated(pair: Callable[..., Pair], longest: str, stream: bool) -> None:
-    short = ("--context-length", "256")
-    both = pair(*short, decode=FAIL) if longest == "both" else pair(prefill=short, decode=FAIL)
+@pytest.mark.parametrize("short", ["both", "prefill", "decode"])
+def test_pd_03_a_prompt_over_the_limit_is_refused_and_nothing_is_generated(pair: Callable[..., Pair], short: str, stream: bool) -> None:
+    length = ("--context-length", "256")
+    prefill, decode = (length if short in (name, "both") else () for name in ("prefill", "decode"))
+    both = pair(prefill=prefill, decode=(*decode, *FAIL))
     before = [server.metric("generation_tokens") for server in both.both]
     began = time.monotonic()
     legs = both.legs("/generate", {**native(ids(1, 300)), "stream": stream})
