@@ -78,7 +78,7 @@ class Accounts:
             waiting=sum(len(request.samples) for request in self._prefill.waiting),
             retracted=sum(len(request.samples) for request in self._prefill.waiting if request.attempt),
             grammar_queue=grammar_queue,
-            parked=sum(request.phase is Phase.PARKED for request in requests),
+            parked=sum(len(request.samples) for request in requests if request.phase is Phase.PARKED),
             pages=pages,
             free_pages=free,
             tree_pages=tree,

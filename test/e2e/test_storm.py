@@ -153,4 +153,9 @@ def test_storm(server: Server, serve: Callable[..., Server], flags: tuple[str, .
     assert small.metric("num_aborted_requests") - before > outcome["abort"] + outcome["hung up"] // 2
     assert small.server_info()["internal_states"][0]["requests"] == []
     small.flush()
-    assert small.pages() == {"free": small.metric("max_total_num_tokens") / small.server_info()["page_size"], "tree": 0, "request": 0}
+    assert small.pages() == {
+        "free": small.metric("max_total_num_tokens") / small.server_info()["page_size"],
+        "tree": 0,
+        "request": 0,
+        "quarantine": 0,
+    }

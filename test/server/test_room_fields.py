@@ -88,6 +88,7 @@ async def test_pd_03_whoever_waits_for_a_room_hears_of_a_refusal(make_role, path
     await api.post(path, body_of(path, "abc" * 10**4), status=400)
     assert api.engine.of(Refused) == []
     error = (await api.post(path, body_of(path, "abc" * 10**4, **rooms()), status=400))["error"]
+    await api.engine.received(Refused)
     assert api.engine.of(Refused) == [Refused(Room(5, PEER if mode == "decode" else ""), error["message"], 400)]
 
 
@@ -98,10 +99,12 @@ async def test_pd_03_all_rooms_of_a_refused_batch_are_told(make_role, path, mode
     for room in (5, [5, 6], [5, 6, -1, "x", MOST + 1]):
         api.engine.seen.clear()
         await api.post(path, body_of(path, ["abc", "abc" * 10**4], **rooms(room=room)), status=400)
+        await api.engine.received(Refused, 2)
         assert [message.room.number for message in api.engine.of(Refused)] == [5, 6]
     api.engine.seen.clear()
     ids = {"input_ids": [1] * 10**5} if path == "/generate" else {"prompt": [1] * 10**5}
     await api.post(path, {**ids, **rooms(), "temperature": "hot", "sampling_params": {}}, status=400)
+    await api.engine.received(Refused)
     assert [message.room.number for message in api.engine.of(Refused)] == [5]
     await api.post(path, {**ids, **rooms(host=5, port="x")}, status=400)
     assert len(api.engine.of(Refused)) == 1, "these name none"
