@@ -44,6 +44,7 @@ def body(launch: child.Launch) -> int:
             if "stuck" in FAKE or ("twice" in FAKE and told_to_stop == 1):
                 continue
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"shutdown", f"{launch.directory}/scheduler")
+            signal.set_wakeup_fd(-1)  # a second signal may come after this function has closed its sockets
             return 0
         line = os.read(child.CONTROL_FD, 65536)
         if not line:
