@@ -149,7 +149,7 @@ class Branch:
                 raise
             except ProgramError as error:  # of another branch, or made for this one
                 return self.fail(error, order)
-            except Exception as error:
+            except Exception as error:  # of a backend, or of the program: it ends this branch, which keeps it
                 if isinstance(error, TimeoutError) and limit.expired():
                     late = f"{order.what} was not done when the program's {self.run.deadline.seconds:g} s were over"
                     return self.fail(ProgramTimeout(late, order.place), order)

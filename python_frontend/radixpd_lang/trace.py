@@ -44,7 +44,7 @@ class Trace:
         ended = None
         try:
             execution.execute()
-        except Exception as error:
+        except Exception as error:  # a program that cannot go on without answers has been traced as far as that
             ended = (f"{type(error).__name__}: {error}", place_of(error))
         return replace(_tree(execution.root), ended=ended)
 

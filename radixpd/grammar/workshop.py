@@ -165,7 +165,7 @@ def _compile(backend: Backend, vocabulary: Vocabulary, grammar: Grammar) -> tupl
         packed = backend.pack(compiled)
     except MemoryError:
         return {"error": "the grammar takes too much memory to compile"}, b""
-    except Exception as error:
+    except Exception as error:  # whatever a backend raises is the end of this grammar alone
         return {"error": first_line(error)}, b""
     if len(packed) > MAX_PACKED:
         return {"error": "the compiled grammar is too large"}, b""
@@ -214,7 +214,7 @@ def main() -> None:
     vocabulary = Vocabulary([token.encode("latin-1") for token in message["tokens"]], message["size"], tuple(message["eos_ids"]))
     try:
         backend = open_backend(message["backend"], vocabulary)
-    except Exception as error:
+    except Exception as error:  # of this process, whose starter gets the reason
         write_all(1, frame({"ready": False, "error": f"--grammar-backend {message['backend']} cannot be loaded: {first_line(error)}"}))
         return
     write_all(1, frame({"ready": True}))
