@@ -19,7 +19,7 @@ from radixpd.grammar.base import Compiled, Matcher, Vocabulary
 from radixpd.grammar.errors import GrammarError, first_line
 from radixpd.grammar.pattern import STRING_CHAR
 from radixpd.grammar.requests import read_tags
-from radixpd.grammar.schema import BASE
+from radixpd.grammar.rules import BASE
 
 __all__ = ["build"]
 

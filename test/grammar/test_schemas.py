@@ -13,8 +13,8 @@ from schema_pairs import BASES, PAIRS
 from radixpd.grammar.base import Compiled
 from radixpd.grammar.errors import GrammarError
 from radixpd.grammar.jump import Guide
+from radixpd.grammar.keywords import SUPPORTED
 from radixpd.grammar.requests import grammar_of
-from radixpd.grammar.schema import SUPPORTED
 
 BACKENDS = ("xgrammar", "llguidance")
 
