@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from radixpd.mini_lb.snapshot import Candidate, DecodeModel
 
-__all__ = ["Decoding", "Slo", "broken"]
+__all__ = ["Decoding", "Miss", "Slo", "broken"]
 
 HEADROOM = 0.9
+LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,25 @@ class Slo:
 
     ttft_s: float = 0.0
     tpot_s: float = 0.0
+
+
+class Miss(NamedTuple):
+    """A limit that a request would break, and what it is expected to take."""
+
+    limit: Literal["ttft", "tpot"]
+    predicted_s: float
+    limit_s: float
+
+    def __str__(self) -> str:
+        if self.limit == "ttft":
+            return f"the first token would take {self.predicted_s:.2f} s, more than {HEADROOM:g} of the limit of {self.limit_s:.2f} s"
+        took, most = 1000 * self.predicted_s, 1000 * self.limit_s
+        return f"a token would take {took:.1f} ms, more than {HEADROOM:g} of the limit of {most:.1f} ms"
+
+    @property
+    def retry_after(self) -> int:
+        """Whole seconds after which it may be worth another try: when as much of the queue is through as there is too much of it."""
+        return math.ceil(min(max(self.predicted_s - HEADROOM * self.limit_s, 1.0), LONGEST_WAIT_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +66,19 @@ class Decoding:
         return self.model.step(self.rows(at, now) + 1, self.tokens)
 
 
-def broken(chosen: Candidate, decoding: Decoding, slo: Slo, now: float, *, predict: bool = True) -> str | None:
-    """Which of the limits the request would break, in words; None if it would keep both. `predict` off: by the decode load of now.
+def broken(
+    chosen: Candidate, decoding: Decoding, slo: Slo, now: float, *, waited_s: float = 0.0, predict: bool = True
+) -> Miss | None:
+    """Which of the limits the request would break; None if it would keep both. `waited_s`: for how long it has waited at the door already.
+    `predict` off: by the decode load of now.
 
     An idle worker is never refused to anybody: rejection is about load, and estimates that nobody tests any more would stay wrong.
     """
-    if slo.ttft_s and chosen.queue_s and chosen.ttft_s > HEADROOM * slo.ttft_s:
-        return f"the first token would take {chosen.ttft_s:.2f} s, the limit is {slo.ttft_s:.2f} s"
+    ttft_s = waited_s + chosen.ttft_s
+    if slo.ttft_s and (chosen.queue_s or waited_s) and ttft_s > HEADROOM * slo.ttft_s:
+        return Miss("ttft", ttft_s, slo.ttft_s)
     if not slo.tpot_s or not decoding.starts:
         return None
     # Then or now, whichever is more: what leaves until then will be followed by others.
     tpot_s = max(decoding.tpot_s(at, now) for at in ((now, now + chosen.ttft_s) if predict else (now,)))
-    if tpot_s > HEADROOM * slo.tpot_s:
-        return f"a token would take {1000 * tpot_s:.1f} ms, the limit is {1000 * slo.tpot_s:.1f} ms"
-    return None
+    return Miss("tpot", tpot_s, slo.tpot_s) if tpot_s > HEADROOM * slo.tpot_s else None

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from radixpd.mini_lb.admission import Decoding, Slo, broken
+from radixpd.mini_lb.admission import Decoding, Miss, Slo, broken
 from radixpd.mini_lb.cost import EXPECTED_OUTPUT
 from radixpd.mini_lb.feed import Feed
 from radixpd.mini_lb.fit import PrefillFit
@@ -132,10 +132,10 @@ class Dispatcher:
                 self.sent.store(name, seen.keys, now)
         return Account(self, choice, entries)
 
-    def refusal(self, choice: Choice, slo: Slo, now: float, *, predict: bool = True) -> str | None:
+    def refusal(self, choice: Choice, slo: Slo, now: float, *, waited_s: float = 0.0, predict: bool = True) -> Miss | None:
         """Why a request should be refused at the door instead of being sent: which limit it would break. None to go ahead.
 
-        `predict` off judges by the decode load of now, which swings; it is there to be compared with.
+        `waited_s`: at the door, until now. `predict` off judges by the decode load of now, which swings; it is there to be compared with.
         """
         line = self._line(choice.decode or choice.worker)
         # A prompt that should have been through by now is late, not gone.
@@ -143,7 +143,7 @@ class Dispatcher:
             max(entry.due, now) if entry.first is None else entry.first for entry in line.entries if predict or entry.first is not None
         ]
         decoding = Decoding(line.decode.model, starts, self._output * line.step_s(), line.tokens)
-        return broken(choice.chosen, decoding, slo, now, predict=predict)
+        return broken(choice.chosen, decoding, slo, now, waited_s=waited_s, predict=predict)
 
     def reported(self, worker: WorkerSnapshot, now: float) -> None:
         """A fresh load report of a worker: what it holds beyond our own accounts is other people's load."""
