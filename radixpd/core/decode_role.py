@@ -224,7 +224,11 @@ class DecodeRole:
         rest = len(request.tokens) - pages * cache.page_size
         distrusted = rest > self.limits.local_tokens and self._distrusted(found.room.peer)
         if distrusted:
-            self._fall_back(request, f"the prefill server {found.room.peer} may still write into too many pages")
+            reason = f"the prefill server {found.room.peer} may still write into too many pages of requests that have ended"
+            if not self.limits.fallback:
+                self._fail(found, reason, 503)
+                return True
+            self._fall_back(request, reason)
         if distrusted or rest <= self.limits.local_tokens:
             self.desk.tell(found.room.peer, NotNeeded(found.room.number))
             self._forget(found)
@@ -256,9 +260,10 @@ class DecodeRole:
         self.desk.tell(room.peer, Reserve(room.number, request.prompt_length, found.skip, own, self.limits.lease, digest))
 
     def _distrusted(self, peer: str) -> bool:
-        """A peer whose silence has cost too many pages gets no more."""
-        cache = self.desk.holdings.cache
-        return cache.quarantined_for(peer) > self.limits.quarantine_share * cache.allocator.pages
+        """A peer whose silence has cost too many pages gets no more. Those of the last moments say nothing: it has hardly heard of them."""
+        cache, before = self.desk.holdings.cache, self.desk.now - self.limits.quarantine_patience
+        old = sum(cache.quarantined_in(room) for room, since in self._since.items() if room.peer == peer and since < before)
+        return old > self.limits.quarantine_share * cache.allocator.pages
 
     def _arrived(self, found: Incoming, message: Arrived, now: float) -> None:
         if len(message.tokens) != len(found.request.samples):

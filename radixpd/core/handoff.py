@@ -198,6 +198,7 @@ class HandoffLimits:
     peer_tokens: int = 65_536  # decode: prompt tokens that one peer may owe at a time
     peer_share: float = 0.5  # decode: of the pool, that one peer may owe or hold in quarantine; more rooms wait
     quarantine_share: float = 0.25  # of the pool, for one peer; beyond it the peer gets no more rooms
+    quarantine_patience: float = 2.0  # what has been in quarantine for less is no sign of a peer that does not answer
     fallback: bool = True  # decode computes what prefill failed to deliver
     overlap: bool = True  # prefill sends while it computes; else once all is computed, for comparison
     codec: str = "none"  # decode: what KV may go through on its way (`--disaggregation-transfer-dtype`)

@@ -224,14 +224,43 @@ def test_quarantine_is_asked_about_again_and_ends_with_the_peer() -> None:
     assert world.d.scheduler.cache.quarantined_pages == 0
 
 
-def test_a_peer_that_holds_too_many_pages_in_quarantine_gets_no_more() -> None:
-    world = pair(d_tokens=64, slots=4)  # 8 pages, of which a quarter may be quarantined
+@pytest.mark.parametrize("fallback", [False, True])
+def test_a_peer_that_keeps_too_many_pages_in_quarantine_gets_no_more(fallback: bool) -> None:
+    world = pair(d_tokens=64, slots=4, fallback=fallback)  # 8 pages, of which a quarter may be quarantined
     reserved(world)
     world.d.scheduler.abort("1-0", "gone", 499)
     said(world.d)
     ask(world.d, Room(2, P))
-    world.d.scheduler.plan(0.0, 0)
-    assert NotNeeded(2) in said(world.d)
+    world.d.scheduler.plan(LIMITS.quarantine_patience + 0.1, 0)
+    told = [each for each in said(world.d) if each.room == 2 and not isinstance(each, Renew)]
+    ends = world.d.asked["2-0"].ends
+    if fallback:
+        assert (told, ends) == ([NotNeeded(2)], [])
+        assert world.d.scheduler.requests["2-0"].trail.fallback
+        return
+    assert [(type(each), each.status) for each in told if isinstance(each, PeerAbort)] == [(PeerAbort, 503)], "the other half ends too"
+    assert (ends[0].finish.kind, ends[0].finish.status) == ("abort", 503)
+    assert ends[0].finish.message.startswith(f"the prefill server {P} may still write into too many pages")
+    world.d.check()
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_a_burst_of_aborts_is_no_reason_to_distrust_a_peer(fallback: bool) -> None:
+    world = pair(d_tokens=128, slots=4, fallback=fallback)  # 16 pages; two prompts in quarantine are more than a quarter
+    for number in (1, 2):
+        reserved(world, number)
+    for number in (1, 2):
+        world.d.scheduler.abort(f"{number}-0", "gone", 499)
+    said(world.d)
+    cache = world.d.scheduler.cache
+    assert cache.quarantined_for(P) > LIMITS.quarantine_share * cache.allocator.pages
+    ask(world.d, Room(3, P))
+    world.d.scheduler.plan(LIMITS.quarantine_patience - 0.1, 0)
+    assert {type(each) for each in said(world.d) if each.room == 3} == {Renew}, "what it holds counts as owed, so the room waits"
+    for number in (1, 2):
+        world.d.scheduler.receive(Drained(number), P, LIMITS.quarantine_patience)
+    world.d.scheduler.plan(LIMITS.quarantine_patience + 0.1, 0)
+    assert [type(each) for each in said(world.d)] == [Reserve]
 
 
 def test_quarantine_ends_when_the_own_mover_knows_that_nobody_can_write() -> None:
