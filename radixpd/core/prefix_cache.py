@@ -8,6 +8,7 @@ that vanishes with its last lock. Pages of lossy namespaces have no hash and mak
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,6 +138,13 @@ class PrefixCache:
         assert self.tree.locked_pages == 0
         self._give_back(*self.tree.evict(self.tree.pages), silent=True)
         self.events.append(CacheCleared())
+
+    def stored(self) -> Iterator[PagesStored]:
+        """What has been told of and is still here, parents first."""
+        for node in self.tree.nodes():
+            if node.parent is not None and self.reuse and not is_lossy(node.space):
+                parent = node.parent.hashes[-1] if node.parent.hashes else None
+                yield PagesStored(tuple(node.hashes), parent, np.frombuffer(bytes(node.key), dtype=np.int32))
 
     def _move_lock(self, old: TreeNode, new: TreeNode) -> None:
         if new is not old:

@@ -2,8 +2,9 @@
 
 Batches are numbered from 0 without holes. A number that is ahead means lost batches: they are asked for again (`ask`), and what came after
 waits. When a replay has ended without filling the hole, what the index has of the worker may be false, so it is dropped: an index that
-knows less costs a cache hit, one that knows wrongly sends requests astray. A live number that goes back is a new process with an empty
-cache. Late joiners ask for everything from 0, or start from a snapshot (`restore`). Pure: the caller owns the sockets.
+knows less costs a cache hit, one that knows wrongly sends requests astray. Live numbers only grow: one that does not is a new process with
+an empty cache. Late joiners ask for everything from 0: they get it, or a batch that clears everything and tells all (or they `restore` a
+snapshot). Pure: the caller owns the sockets.
 """
 
 from __future__ import annotations
@@ -75,22 +76,32 @@ class Feed:
         self.worker = worker
         self.next = 0
         self.lost = 0  # batches that nobody could replay
+        self.whole = True  # the index has all that the worker has, as of batch `next`
+        self._newest = -1  # live batch
         self._index = index
         self._ahead: dict[int, list[Change]] = {}
         self._asked: int | None = None  # where the replay under way began
 
-    def ask(self) -> int | None:
-        """The first batch to ask for again, None while nothing is missing or a replay is under way. Call it after every batch."""
-        if not self._ahead or self._asked is not None:
+    @property
+    def behind(self) -> bool:
+        """Whether batches are missing that the worker has published."""
+        return bool(self._ahead)
+
+    def ask(self, *, anyway: bool = False) -> int | None:
+        """The first batch to ask for again, None while nothing is missing or a replay is under way. Call it after every batch. `anyway`:
+        ask for whatever has been published since, though nothing is known to be missing."""
+        if self._asked is not None or not (self._ahead or anyway):
             return None
         self._asked = self.next
         return self.next
 
     def live(self, sequence: int, changes: list[Change], now: float) -> None:
-        """A batch that was just published."""
-        if sequence < self.next:
+        """A batch that was just published. A replay may have been quicker."""
+        if sequence <= self._newest:
             self.restarted()
-        self._take(sequence, changes, now)
+        self._newest = sequence
+        if sequence >= self.next:
+            self._take(sequence, changes, now)
 
     def replayed(self, sequence: int, changes: list[Change], now: float) -> None:
         """A batch that was asked for; what is known already is passed over."""
@@ -105,6 +116,7 @@ class Feed:
         first = min(self._ahead)
         self.lost += first - self.next
         self._index.clear(self.worker)
+        self.whole = False
         self.next = first
         self._drain(now)
 
@@ -113,6 +125,8 @@ class Feed:
         self._index.clear(self.worker)
         self._ahead.clear()
         self._asked = None
+        self._newest = -1
+        self.whole = True
         self.next = 0
 
     def snapshot(self) -> tuple[int, list[tuple[int, int | None, list[int]]]]:
@@ -126,11 +140,16 @@ class Feed:
         self._index.clear(self.worker)
         for tier, parent, pages in held:
             self._index.store(self.worker, pages, now, parent=parent, tier=tier)
+        self.whole = True
         self.next = following
         self._ahead = {sequence: changes for sequence, changes in self._ahead.items() if sequence >= following}
         self._drain(now)
 
     def _take(self, sequence: int, changes: list[Change], now: float) -> None:
+        if changes and changes[0].cleared:
+            # Whatever is missing before it does not matter any more.
+            self.next = sequence
+            self._ahead = {later: waiting for later, waiting in self._ahead.items() if later > sequence}
         if sequence != self.next:
             self._ahead[sequence] = changes
             if len(self._ahead) > AHEAD:  # a replay that never ends must not cost memory without end
@@ -149,6 +168,7 @@ class Feed:
         for change in changes:
             if change.cleared:
                 self._index.clear(self.worker)
+                self.whole = True
             elif change.stored:
                 self._index.store(self.worker, change.pages, now, parent=change.parent, tier=change.tier)
             else:

@@ -51,6 +51,7 @@ class Client:
         self.load = LoadSnapshot()
         self.ready = asyncio.Event()
         self.weights_seconds: float | None = None  # that the runner took to load
+        self.fingerprint = ""  # of weights and precision, once the runner is ready
         self.failed = asyncio.Event()
         self.failure = ""
         self._idle = asyncio.Event()
@@ -208,6 +209,7 @@ class Client:
                 future.set_result(message)
         elif isinstance(message, RunnerReady):
             self.weights_seconds = message.load_seconds
+            self.fingerprint = message.fingerprint
         elif isinstance(message, Failed):
             self.fail(message.message)
 

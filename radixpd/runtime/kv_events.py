@@ -3,6 +3,8 @@
 A PUB socket sends `[topic, sequence, payload]`: the sequence is 8 bytes big-endian, starts at 0 and has no holes; the payload is an
 array-like `EventBatch` of tagged events. A ROUTER socket replays: the request's last frame is the first wanted sequence (8 bytes), the
 answers are `[sequence, payload]` for each batch still held, then `[ff*8, empty]`; frames before the last (a REQ's delimiter) are echoed.
+Who asks for batches that are no longer held gets a snapshot instead: one batch with the newest sequence, which clears everything and then
+stores what is cached now.
 
 Ids are the last 8 bytes of the page hash, big-endian, unsigned: the low 64 bits. `medium` names the tier, not the chip: readers take
 "GPU" for the pool that the engine computes from and "CPU" for an offload tier that must be loaded back first, so the pool is "GPU".
@@ -12,8 +14,9 @@ Called by the scheduler process, in its one thread.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -62,7 +65,8 @@ class EventBatch(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Publisher:
-    """Sends batches and answers replay requests. `replay` is None without a replay endpoint, else the caller polls it."""
+    """Sends batches and answers replay requests. `replay` is None without a replay endpoint, else the caller polls it; `cached` tells what
+    is findable after the newest batch, parents first."""
 
     def __init__(
         self,
@@ -73,9 +77,11 @@ class Publisher:
         topic: str = "",
         page_size: int,
         buffered: int = BUFFERED_BATCHES,
+        cached: Callable[[], Iterable[CacheEvent]] | None = None,
     ) -> None:
         self._topic = topic.encode()
         self._page_size = page_size
+        self._cached = cached
         self._next = 0
         self._held: deque[tuple[int, bytes]] = deque(maxlen=buffered)
         # A slow reader loses batches (it sees the hole and asks for a replay) instead of growing this process.
@@ -114,10 +120,17 @@ class Publisher:
 
     def _replay(self, envelope: list[bytes], start: int) -> None:
         assert self.replay is not None
-        for sequence, payload in self._held:
+        for sequence, payload in self._since(start):
             if sequence >= start:
                 self.replay.send_multipart([*envelope, _sequence(sequence), payload], zmq.NOBLOCK)
         self.replay.send_multipart([*envelope, END_OF_REPLAY, b""], zmq.NOBLOCK)
+
+    def _since(self, start: int) -> Iterable[tuple[int, bytes]]:
+        """What brings a reader up to date that needs everything from `start` on."""
+        if self._cached is None or start >= self._next - len(self._held):
+            return self._held
+        events = [self._public(event) for event in (CacheCleared(), *self._cached())]
+        return [(self._next - 1, msgspec.msgpack.encode(EventBatch(ts=time.time(), events=events)))]
 
     def _public(self, event: CacheEvent) -> BlockStored | BlockRemoved | AllBlocksCleared:
         match event:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from radixpd.config.resolve import Resolved, from_json
-from radixpd.core.effects import ClientEffect, Finished, Prefilled, PromptScored, TokensOut
+from radixpd.core.effects import CacheEvent, ClientEffect, Finished, Prefilled, PromptScored, TokensOut
 from radixpd.core.grammars import WantGrammar
 from radixpd.core.load import LoadSnapshot
 from radixpd.core.scheduler import Scheduler
@@ -288,7 +288,7 @@ def batch(effects: Iterable[ClientEffect]) -> Batch:
     return Batch(tuple(prefilled), tuple(scored), tuple(tokens), tuple(finished))
 
 
-def _publisher(context: zmq.Context[Any], resolved: Resolved) -> Publisher | None:
+def _publisher(context: zmq.Context[Any], resolved: Resolved, cached: Callable[[], Iterable[CacheEvent]]) -> Publisher | None:
     asked = resolved.kv_events
     if asked is None:
         return None
@@ -298,6 +298,7 @@ def _publisher(context: zmq.Context[Any], resolved: Resolved) -> Publisher | Non
         replay_endpoint=asked.replay_endpoint,
         topic=asked.topic,
         page_size=resolved.page_size,
+        cached=cached,
     )
 
 
@@ -307,7 +308,6 @@ def _body(launch: child.Launch) -> int:
     peers_context: zmq.Context[Any] = zmq.Context()  # resolves host names in its thread, which may take long
     try:
         links = Links.open(context, Addresses(launch.directory))
-        events = _publisher(context, resolved)
         scheduler = Scheduler(
             resolved.settings.scheduler,
             resolved.settings.cache,
@@ -316,6 +316,7 @@ def _body(launch: child.Launch) -> int:
             eos_ids=resolved.eos_ids,
             role=make_role(mode_of(resolved), resolved),
         )
+        events = _publisher(context, resolved, scheduler.cache.stored)
         poller = zmq.Poller()
         ties = open_ties(scheduler, resolved, Addresses(launch.directory), poller, context=context, peers_context=peers_context)
         try:

@@ -35,6 +35,7 @@ from radixpd.server.replies import json_reply, read_object
 from radixpd.server.response_format import RESPONSE_FORMAT
 from radixpd.server.service import Service, service_of
 from radixpd.server.stream import DONE, Piece, intervals, stream
+from radixpd.text.chat import render_arguments
 
 __all__ = ["DOCS", "MESSAGES", "ROLES", "ROUTES", "rendered"]
 
@@ -104,11 +105,7 @@ async def rendered(
     if continued and messages[-1]["role"] not in continues:
         raise BadRequest("continue_final_message needs an assistant message at the end", param="continue_final_message")
     return await service.manager.render(
-        [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages],
-        add_generation_prompt=not continued and generation is not False,
-        continue_final_message=continued,
-        tools=None,
-        template_kwargs=template_kwargs,
+        **render_arguments(messages, generation=generation, continued=continued, template_kwargs=template_kwargs)
     )
 
 

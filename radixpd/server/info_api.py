@@ -14,16 +14,16 @@ from aiohttp import web
 
 from radixpd import __version__
 from radixpd.config.resolve import public_view
-from radixpd.core.load import LoadSnapshot
 from radixpd.errors import Overloaded
 from radixpd.runtime.admission import Ask, admit
 from radixpd.runtime.caller import caller
+from radixpd.runtime.disaggregation import mode_of
 from radixpd.runtime.metrics import CONTENT_TYPE
 from radixpd.runtime.tokenizer_manager import State, TokenizerManager
 from radixpd.server.docs import Doc
 from radixpd.server.replies import json_reply, status_reply
 from radixpd.server.service import service_of
-from radixpd.server.state_answers import Health, ModelInfo, ServerInfo
+from radixpd.server.state_answers import Health, ModelInfo, ServerInfo, ServerLoad
 
 __all__ = ["DOCS", "ROUTES", "probe"]
 
@@ -63,9 +63,15 @@ async def server_info(request: web.Request) -> web.Response:
     """GET /server_info: settings, sizes, the scheduler's load and inner state. Secrets are not in it."""
     service = service_of(request)
     state = await service.client.control("state", seconds=STATE_SECONDS) if service.client.ready.is_set() else {}
+    events = service.resolved.kv_events
     info = {
         **public_view(service.resolved),
         "version": __version__,
+        "incarnation": service.incarnation,
+        "model_fingerprint": service.client.fingerprint,
+        "text_identity": service.text_identity,
+        "tokenizer_directory": service.resolved.tokenizer_directory,
+        "kv_events": events and dataclasses.asdict(events),
         "status": service.manager.state.value,
         "default_sampling_params": service.manager.defaults.shown(),
         "load": dataclasses.asdict(service.client.load),
@@ -99,8 +105,10 @@ async def model_info(request: web.Request) -> web.Response:
 
 
 async def get_load(request: web.Request) -> web.Response:
-    """GET /get_load: the scheduler's latest load."""
-    return json_reply(dataclasses.asdict(service_of(request).client.load))
+    """GET /get_load: the scheduler's latest load, and by which a load balancer sees that the server is another one."""
+    service = service_of(request)
+    name = {"incarnation": service.incarnation, "disaggregation_mode": mode_of(service.resolved)}
+    return json_reply({**dataclasses.asdict(service.client.load), **name})
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -126,6 +134,6 @@ DOCS = {
     health_generate: Doc("Whether a token comes through the engine", answer=Health, errors=(499, 503)),
     server_info: Doc("Settings without secrets, sizes, load, state", answer=ServerInfo, errors=(503,)),
     model_info: Doc("The model", answer=ModelInfo),
-    get_load: Doc("The scheduler's latest load", answer=LoadSnapshot),
+    get_load: Doc("The scheduler's latest load", answer=ServerLoad),
     metrics: Doc("Prometheus text", media=("text/plain",), errors=(404,)),
 }

@@ -38,6 +38,7 @@ from radixpd.server.connection import Runner
 from radixpd.server.info_api import probe
 from radixpd.server.service import Service
 from radixpd.text.chat import load_chat_template
+from radixpd.text.identity import text_identity
 from radixpd.text.tokenizer import load_tokenizer
 
 __all__ = ["build_service", "main", "open_service", "serve"]
@@ -98,7 +99,8 @@ def build_service(resolved: Resolved, client: Client, *, recorder: Recorder | No
         request_log=RequestLog(observe),
         on_end=(recorder.ended,) if recorder else (),
     )
-    return Service(resolved, client, manager, metrics)
+    identity = text_identity(directory, chat_template=resolved.settings.model.chat_template)
+    return Service(resolved, client, manager, metrics, identity)
 
 
 async def open_service(service: Service, *, began: float | None = None, patience: float = 0.0) -> None:

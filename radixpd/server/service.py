@@ -6,7 +6,8 @@ when the server changes its role, and at no other time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
@@ -20,12 +21,15 @@ __all__ = ["SERVICE", "Service", "service_of"]
 
 @dataclass(slots=True)
 class Service:
-    """The parts of one API process."""
+    """The parts of one API process. `incarnation`: its name; a restarted server has another one. `text_identity`: of tokenizer and chat
+    template."""
 
     resolved: Resolved
     client: Client
     manager: TokenizerManager
     metrics: Metrics
+    text_identity: str = ""
+    incarnation: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)

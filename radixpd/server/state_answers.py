@@ -5,8 +5,10 @@ Used by the modules with those routes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
+from radixpd.config.resolve import KVEvents
 from radixpd.core.journey import Journey
 from radixpd.core.load import LoadSnapshot
 from radixpd.core.whereabouts import Part
@@ -32,13 +34,27 @@ class ModelInfo(TypedDict):
 
 
 class ServerInfo(TypedDict):
-    """Besides these, every setting under its flag's name, and the sizes that were derived."""
+    """Besides these, every setting under its flag's name, and the sizes that were derived. `incarnation` is another one after every
+    restart; `model_fingerprint` names weights and precision, `text_identity` tokenizer and chat template: page hashes depend on both."""
 
     version: str
+    incarnation: str
+    model_fingerprint: str
+    text_identity: str
+    tokenizer_directory: str
+    kv_events: KVEvents | None
     status: str
     default_sampling_params: dict[str, dict[str, Any]]
     load: LoadSnapshot
     internal_states: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad(LoadSnapshot):
+    """The load, of which process, in which role."""
+
+    incarnation: str = ""
+    disaggregation_mode: Literal["null", "prefill", "decode"] = "null"
 
 
 class Flushed(TypedDict):

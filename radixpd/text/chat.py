@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from radixpd.errors import BadRequest, ConfigError
 from radixpd.text.tokenizer_config import read_json, read_tokenizer_config
 
-__all__ = ["ChatTemplate", "load_chat_template"]
+__all__ = ["ChatTemplate", "load_chat_template", "render_arguments"]
 
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 # What a template can raise because of the messages that it was given.
@@ -75,6 +75,19 @@ class ChatTemplate:
             return self._templates[name].render(values)
         except RENDER_ERRORS as error:
             raise BadRequest(f"the chat template refused these messages: {error}", param="messages") from error
+
+
+def render_arguments(
+    messages: Sequence[Mapping[str, Any]], *, generation: bool | None, continued: bool, template_kwargs: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What a chat request means to `ChatTemplate.render`: for the servers, and for a load balancer that must render as they do."""
+    return {
+        "messages": [{**message, "role": "system"} if message.get("role") == "developer" else message for message in messages],
+        "add_generation_prompt": not continued and generation is not False,
+        "continue_final_message": continued,
+        "tools": None,
+        "template_kwargs": template_kwargs,
+    }
 
 
 def load_chat_template(directory: str | Path, *, override: str | None = None) -> ChatTemplate | None:

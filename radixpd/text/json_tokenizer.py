@@ -17,12 +17,14 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from radixpd.errors import BadRequest, ConfigError
+from radixpd.text.seams import has_seams
 from radixpd.text.stream import ByteStream, TokenStream, WindowStream, decode_bytes
 from radixpd.text.tokenizer import known_ids
 from radixpd.text.tokenizer_config import TokenizerConfig
 
 __all__ = ["ByteRule", "JsonTokenizer", "byte_rule"]
 
+LONG = 4096  # characters: about as many as a thread may take without a break
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -96,11 +98,16 @@ class JsonTokenizer:
         eos = vocab.get(config.named.get("eos_token", ""))
         self.eos_ids = tuple(dict.fromkeys([*model_eos, *([] if eos is None else [eos])]))
         self._before, self._after = self._missing_ends(config, eos)
+        self.has_seams = has_seams(self._tokenizer)
         self._bytes: dict[int, bytes] = {}
 
     def encode(self, text: str, *, special: bool = True) -> np.ndarray:
         try:
-            ids = self._tokenizer.encode(text, add_special_tokens=special).ids
+            if len(text) <= LONG:
+                ids = self._tokenizer.encode(text, add_special_tokens=special).ids
+            else:
+                # Only this way the library lets other threads run.
+                ids = self._tokenizer.encode_batch([text], add_special_tokens=special)[0].ids
         except TypeError as error:  # what the library says to a lone surrogate
             raise BadRequest("the text is not valid Unicode: it holds half of a surrogate pair", param="text") from error
         if special and (self._before or self._after):

@@ -26,6 +26,8 @@ SPACE = "\u2581"  # how SentencePiece spells a space
 class SentencePieceTokenizer:
     """See the module and `Tokenizer`. Added tokens (beyond the model file) come from the JSON files beside it."""
 
+    has_seams = False  # merges go over the whole text
+
     def __init__(self, path: Path, config: TokenizerConfig, model_eos: tuple[int, ...]) -> None:
         self._model = _load(path)
         size = self._model.vocab_size()

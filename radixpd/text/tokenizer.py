@@ -39,6 +39,11 @@ class Tokenizer(Protocol):
     @property
     def special_ids(self) -> frozenset[int]: ...
 
+    @property
+    def has_seams(self) -> bool:
+        """Whether the ids of a text are those of its `seams.pieces`, joined."""
+        ...
+
     def encode(self, text: str, *, special: bool = True) -> np.ndarray:
         """int32 ids. `special` adds what this model's own tokenizer adds around a text (bos, eos); special tokens that
         the text spells out are recognised either way."""

@@ -132,6 +132,45 @@ def test_a_number_that_goes_back_is_a_new_process() -> None:
     assert index.pages == 0
 
 
+def test_a_live_batch_that_a_replay_has_overtaken_is_no_new_process() -> None:
+    index = PrefixIndex()
+    feed = Feed("w", index)
+    feed.live(0, _stored(1), 0)
+    assert feed.ask(anyway=True) == 1
+    feed.replayed(1, _stored(2), 1)
+    feed.replay_ended(1)
+    feed.live(1, _stored(2), 1)
+    assert (feed.next, index.match([1]), index.match([2])) == (2, {"w": (1, 0)}, {"w": (1, 0)})
+    feed.live(1, _stored(3), 2)  # a live number twice
+    assert index.match([1]) == index.match([2]) == {}
+
+
+def test_what_clears_everything_needs_nothing_that_came_before() -> None:
+    """A flush, or the snapshot for whoever asks too late."""
+    index = PrefixIndex()
+    feed = Feed("w", index)
+    feed.live(0, _stored(1), 0)
+    feed.live(7, _stored(9), 0)
+    feed.live(9, _stored(11), 0)
+    assert feed.behind
+    assert feed.ask() == 1
+    feed.replayed(8, [Change(cleared=True), *_stored(5), *_stored(9)], 1)
+    feed.replay_ended(1)
+    assert (feed.next, feed.lost, feed.whole, feed.behind) == (10, 0, True, False)
+    assert [page for page in range(12) if index.match([page])] == [5, 9, 11]
+
+
+def test_a_hole_makes_the_index_less_than_whole_until_all_is_known_again() -> None:
+    index = PrefixIndex()
+    feed = Feed("w", index)
+    feed.live(5, _stored(7), 1)
+    assert feed.ask() == 0
+    feed.replay_ended(2)
+    assert (feed.whole, feed.next) == (False, 6)
+    feed.live(6, [Change(cleared=True)], 3)
+    assert feed.whole
+
+
 def test_late_joiners_start_from_a_snapshot() -> None:
     index, other = PrefixIndex(), PrefixIndex()
     feed, late = Feed("w", index), Feed("w", other)

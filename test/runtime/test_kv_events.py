@@ -117,6 +117,23 @@ def test_replay_gives_what_is_still_held(context: zmq.Context[Any]) -> None:
     assert ask_replay(context, source, 99) == []
 
 
+def test_who_comes_too_late_gets_a_snapshot(context: zmq.Context[Any]) -> None:
+    """Of batches that are no longer held nothing is sent but what came of them: all that is cached, under the newest number."""
+    source = publisher(context, buffered=2, cached=lambda: [STORED, PagesStored((CHILD,), ROOT, np.array([1, 2], np.int32))])
+    assert ask_replay(context, source, 0) == []
+    for number in range(5):
+        source.publish([PagesRemoved((bytes([number]),))], unix_time=float(number))
+    [[sequence, payload]] = ask_replay(context, source, 2)
+    assert int.from_bytes(sequence, "big") == 4
+    cleared, first, second = msgspec.msgpack.decode(payload)[1]
+    assert (cleared, first[:3], second[:3]) == (
+        ["AllBlocksCleared"],
+        ["BlockStored", [5, 2**64 - 1], None],
+        ["BlockStored", [2**64 - 1], 5],
+    )
+    assert [int.from_bytes(sequence, "big") for sequence, _ in ask_replay(context, source, 3)] == [3, 4]
+
+
 def test_a_broken_replay_request_is_ignored(context: zmq.Context[Any]) -> None:
     source = publisher(context)
     source.publish([CacheCleared()], unix_time=0.0)
