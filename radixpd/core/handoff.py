@@ -189,6 +189,7 @@ class HandoffLimits:
 
     body: float = 30.0  # prefill: a room that only one side has spoken of
     lease: float = 10.0  # prefill: without a word from decode, before anything is sent
+    last_word: float = 2.0  # prefill: for decode's word on a transfer that has failed; a cancelled room is refused before that comes
     renew: float = 2.0  # decode: between two `Renew`
     reserve: float = 120.0  # decode: until pages could be reserved
     transfer: float = 120.0  # decode: from `Reserve` to the last byte

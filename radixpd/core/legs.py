@@ -32,6 +32,7 @@ class Outgoing:
     tokens: dict[int, tuple[int, TokenLogprobs | None]] = field(default_factory=dict)  # by sample
     unneeded: bool = False
     arrived: bool = False
+    trouble: str = ""  # why the transfer has failed; decode has been told, and may have ended the room before
     first_sent: float = 0.0  # when the mover was given the first page
     sampled: float = 0.0  # when decode was told the first tokens
 

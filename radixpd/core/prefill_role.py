@@ -115,7 +115,7 @@ class PrefillRole:
             case Reserve():
                 self._reserve(message, peer, now)
             case Renew(number, seconds):
-                if (found := self._of(number, peer)) is not None and found.request is not None:
+                if (found := self._of(number, peer)) is not None and found.request is not None and not found.trouble:
                     found.peer, found.deadline = peer, now + seconds
             case NotNeeded(number):
                 if (found := self._claim(number, peer, now)) is not None:
@@ -147,7 +147,7 @@ class PrefillRole:
         upto = cache.pages_for(end) if final else end // cache.page_size
         if not final and not self.limits.overlap:
             return Next.DECODE
-        if upto > found.sent:
+        if upto > found.sent and not found.trouble:
             if not found.sending:
                 found.first_sent = self.desk.now
             request.trail.pages += upto - found.sent
@@ -198,8 +198,11 @@ class PrefillRole:
         if now - self._looked < LOOK:
             return
         self._looked = now
-        for found in [each for each in self.rooms.values() if each.deadline < now and not each.sending]:
-            self._fail(found, self._silence(found), 504, now, told=False)
+        for found in [each for each in self.rooms.values() if each.deadline < now and (each.trouble or not each.sending)]:
+            if found.trouble:
+                self._fail(found, found.trouble, 502, now, told=True)
+            else:
+                self._fail(found, self._silence(found), 504, now, told=False)
         # Who was to hear of their end has not been heard of for long: nothing is kept for it but this note.
         self.draining = {room: each for room, each in self.draining.items() if now - each[1] < self.limits.tombstone}
         while self.dead and next(iter(self.dead.values())).until < now:
@@ -277,13 +280,15 @@ class PrefillRole:
         if found is None:
             return
         found.tickets.discard(ticket)
-        if error:
-            self._fail(found, f"the transfer failed: {error}", 502, now, told=False)
-        else:
+        if not error:
             self._maybe_done(found, now)
+        elif not found.trouble:
+            # Decode may have ended the room itself, and its mover been faster than its word: then that says what became of it.
+            found.trouble, found.deadline = f"the transfer failed: {error}", now + self.limits.last_word
+            self.desk.tell(found.peer, PeerAbort(found.room, found.trouble))
 
     def _maybe_done(self, found: Outgoing, now: float) -> None:
-        if found.arrived and not found.tickets:
+        if found.arrived and not found.tickets and not found.trouble:
             self._over(found, now)
             assert found.request is not None
             trail = found.request.trail
@@ -295,7 +300,8 @@ class PrefillRole:
     def _peer_gave_up(self, number: int, peer: str, reason: str, status: int, now: float) -> None:
         found = self._claim(number, peer, now)
         if found is not None:
-            self._fail(found, f"the decode server gave up: {reason}", status, now, told=True)
+            echo = found.trouble and found.trouble in reason
+            self._fail(found, found.trouble if echo else f"the decode server gave up: {reason}", status, now, told=True)
         elif number not in self.draining and number not in self.rooms:
             # Asked again, because the first answer was lost.
             self.desk.tell(peer, Drained(number))

@@ -357,10 +357,54 @@ def test_a_failed_ticket_tells_the_peer_and_ends_the_leg() -> None:
     (told,) = said(world.p)
     assert isinstance(told, PeerAbort)
     assert "connection cut" in told.reason
-    assert world.p.asked["1-0"].ends[0].finish.status == 502
     world.d.scheduler.receive(told, P, 0.0)
-    world.d._collect()
+    (answer,) = said(world.d)
     assert "connection cut" in world.d.asked["1-0"].ends[0].finish.message
+    world.p.scheduler.receive(answer, "d", 0.0)
+    assert said(world.p) == []
+    finish = world.p.asked["1-0"].ends[0].finish
+    assert (finish.status, finish.message) == (502, "the transfer failed: connection cut")
+
+
+def failed(world: Pair) -> None:
+    """A transfer that decode's mover refuses."""
+    message = reserved(world)
+    ask(world.p, Room(1))
+    world.p.scheduler.receive(message, "d", 0.0)
+    (send,) = step(world.p)
+    world.p.scheduler.receive(TicketDone(send.ticket, "not expected"), "", 0.0)
+    assert [type(each) for each in said(world.p)] == [PeerAbort]
+    assert not world.p.asked["1-0"].ends
+
+
+def test_pd_04_a_room_that_decode_cancelled_is_no_failed_transfer_although_its_pages_are_refused_first() -> None:
+    world = pair()
+    failed(world)
+    p = world.p.scheduler
+    assert step(world.p) == [], "the rest is not sent"
+    p.receive(Renew(1, 99.0), "d", 0.0)
+    said(world.p)
+    p.receive(PeerAbort(1, "the client has gone", 499), "d", 0.1)
+    world.p._collect()
+    (end,) = world.p.asked["1-0"].ends
+    assert (end.finish.status, "the client has gone" in end.finish.message) == (499, True)
+    assert p.accounts.totals.transfer_failed_total == 0
+    world.p.check()
+
+
+def test_a_failed_transfer_on_which_decode_says_nothing_is_told_in_the_end() -> None:
+    world = pair()
+    failed(world)
+    p = world.p.scheduler
+    p.receive(Renew(1, 99.0), "d", 0.0)
+    p.plan(LIMITS.last_word - 0.1, 0)
+    world.p._collect()
+    assert not world.p.asked["1-0"].ends
+    p.plan(LIMITS.last_word + 0.2, 0)
+    world.p._collect()
+    (end,) = world.p.asked["1-0"].ends
+    assert (end.finish.status, end.finish.message) == (502, "the transfer failed: not expected")
+    assert p.accounts.totals.transfer_failed_total == 1
 
 
 def test_pages_that_the_tree_has_already_are_kept_while_a_mover_reads_them() -> None:
