@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from radixpd.mini_lb.admission import Decoding, Miss, Slo, broken
 from radixpd.mini_lb.cost import EXPECTED_OUTPUT
 from radixpd.mini_lb.feed import Feed
-from radixpd.mini_lb.fit import PrefillFit
 from radixpd.mini_lb.ledger import RECENT_S, Entry, Line
 from radixpd.mini_lb.pairing import Policies, route
 from radixpd.mini_lb.prefix_index import CAP_BYTES, Held, PrefixIndex, text_keys
 from radixpd.mini_lb.snapshot import NO_HITS, Choice, Hits, RouteAsk, Situation, Tuning, WorkerSnapshot
+from radixpd.mini_lb.speed import Fits
 
 __all__ = ["Account", "Dispatcher"]
 
@@ -95,7 +95,7 @@ class Dispatcher:
         self.sent = PrefixIndex(cap_bytes)
         self._hits = self.policies.hits()
         self._lines: dict[str, Line] = {}
-        self._fleet = PrefillFit()
+        self._common = Fits()
         self._heat: OrderedDict[int, tuple[float, float]] = OrderedDict()  # of the page that ends a shared prefix: (requests, when)
         self._last: _Seen | None = None
         self._output = float(EXPECTED_OUTPUT)
@@ -142,7 +142,7 @@ class Dispatcher:
         starts = [
             max(entry.due, now) if entry.first is None else entry.first for entry in line.entries if predict or entry.first is not None
         ]
-        decoding = Decoding(line.decode.model, starts, self._output * line.step_s(), line.tokens)
+        decoding = Decoding(line.speed.decode, starts, self._output * line.step_s(), line.tokens)
         return broken(choice.chosen, decoding, slo, now, waited_s=waited_s, predict=predict)
 
     def reported(self, worker: WorkerSnapshot, now: float) -> None:
@@ -171,7 +171,7 @@ class Dispatcher:
     def _line(self, name: str) -> Line:
         line = self._lines.get(name)
         if line is None:
-            line = self._lines[name] = Line(self._fleet)
+            line = self._lines[name] = Line(self._common)
         return line
 
     def _seen(self, ask: RouteAsk) -> _Seen:
@@ -226,8 +226,8 @@ class Dispatcher:
             room_tokens=room,
             idle_s=now - oldest if oldest is not None else 0.0,
             hits=hits,
-            prefill=line.speed.model,
-            decode=line.decode.model,
+            prefill=line.speed.prefill.model,
+            decode=line.speed.decode,
         )
 
     def _heat_of(self, seen: _Seen, now: float) -> float:

@@ -127,6 +127,10 @@ class PrefillFit:
         """How long so much work takes."""
         return self.model.a * work.prompts + self.model.b * work.tokens + self.model.c * work.squares
 
+    def expected(self, own: Work, ahead: Work, *, begun: float, output: int = 0) -> float:
+        """What `observe` should be told, by what is known so far."""
+        return self.seconds(own) + self.queueing * max(0.0, self.seconds(ahead) - begun) + self.token_s * output
+
     def observe(self, own: Work, ahead: Work, *, begun: float, seconds: float, output: int = 0) -> None:
         """A prompt got its first token after so many `seconds`, or, where nobody saw that, all of `output` tokens.
 

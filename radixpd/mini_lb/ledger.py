@@ -11,13 +11,13 @@ import math
 from dataclasses import dataclass
 from operator import add, sub
 
-from radixpd.mini_lb.fit import DecodeFit, PrefillFit, Work
+from radixpd.mini_lb.fit import Work
+from radixpd.mini_lb.speed import Fits, Speed
 
 __all__ = ["Entry", "Line"]
 
 NOTHING = Work()
 TYPICAL_PROMPT = 500  # tokens: of others, where we have nothing there to compare with
-TRUSTED = 20  # observations of a worker's own after which its fit is believed
 RECENT_S = 60.0  # work counts for about this long as recent
 
 
@@ -50,12 +50,10 @@ class Entry:
 class Line:
     """One worker's queue and speed."""
 
-    def __init__(self, fleet: PrefillFit) -> None:
-        self._fleet = fleet
+    def __init__(self, common: Fits) -> None:
+        self.speed = Speed(common)
         self.entries: dict[Entry, None] = {}  # in order of dispatch
         self._queue: dict[Entry, None] = {}  # of them, those whose first token is still to come
-        self.prefill = PrefillFit()
-        self.decode = DecodeFit()
         self.tokens = 0  # of KV memory that the entries will use
         self._waiting = Work()  # the sum over `_queue`
         self._progress = 0.0  # when a first token last came
@@ -71,11 +69,6 @@ class Line:
         self._recent_at = 0.0
         self._reported = (0, 0)  # others' requests in flight, and of them waiting
         self._foreign = (0, 0)  # the same, but never more than the last two reports agree on
-
-    @property
-    def speed(self) -> PrefillFit:
-        """The worker's own fit, or while that has seen little, the one of the whole fleet."""
-        return self.prefill if self.prefill.seen >= TRUSTED else self._fleet
 
     @property
     def in_flight(self) -> int:
@@ -104,8 +97,7 @@ class Line:
         entry.told = entry.cached if cached is None else max(0, min(cached, whole))
         if entry.stream and self._begins(entry, now):
             own = Work.of(whole - entry.told, entry.told)
-            for fit in (self.prefill, self._fleet):
-                fit.observe(own, entry.ahead, begun=entry.begun, seconds=max(now - entry.sent, 0.0))
+            self.speed.prompt(own, entry.ahead, begun=entry.begun, seconds=max(now - entry.sent, 0.0))
 
     def close(self, entry: Entry, now: float, output: int) -> None:
         """It has ended, well or not. `output`: tokens it wrote, 0 for unknown."""
@@ -122,14 +114,14 @@ class Line:
 
     def recent(self, now: float) -> float:
         """Seconds of work that were sent there of late, as long as it takes by what is known now."""
-        model = self.speed.model
+        model = self.speed.prefill.model
         prompts, tokens, squares, output = self._recent
         seconds = model.a * prompts + model.b * tokens + model.c * squares + output * self.step_s()
         return seconds * math.exp(min(0.0, self._recent_at - now) / RECENT_S)
 
     def step_s(self) -> float:
         """Time per output token there now, one request more counted in."""
-        return self.decode.model.step(self.generating + 1, self.tokens)
+        return self.speed.decode.step(self.generating + 1, self.tokens)
 
     def reported(self, in_flight: int, waiting: int) -> None:
         """The worker's own count, of everybody's requests; a report is a little old, so a surplus counts when the next one confirms it."""
@@ -139,7 +131,7 @@ class Line:
 
     def queued(self, now: float) -> tuple[int, float]:
         """What a prompt sent now would find before it: uncached tokens still to be computed, and seconds to wait for them."""
-        speed = self.speed
+        speed = self.speed.prefill
         if not self._queue:
             return 0, speed.queueing * self._foreign[1] * speed.model.seconds(TYPICAL_PROMPT) if self._foreign[1] else 0.0
         self._presume(now)
@@ -162,12 +154,11 @@ class Line:
         rows = self._rows + self.generating * max(0.0, now - self._rows_at)
         lasted = now - (entry.first if entry.first is not None else now)
         if entry.stream and lasted > 0:
-            self.decode.observe((rows - entry.rows_before) / lasted, self.tokens, lasted / (output - 1))
+            self.speed.step((rows - entry.rows_before) / lasted, self.tokens, lasted / (output - 1))
         elif not entry.stream and entry.prompt and entry.told is not None:
             own = Work.of(entry.new + entry.cached - entry.told, entry.told)
-            for fit in (self.prefill, self._fleet):
-                fit.observe(own, entry.ahead, begun=entry.begun, seconds=max(now - entry.sent, 0.0), output=output)
-            self.decode.observe(len(self.entries), self.tokens, self.prefill.token_s)
+            self.speed.prompt(own, entry.ahead, begun=entry.begun, seconds=max(now - entry.sent, 0.0), output=output)
+            self.speed.step(len(self.entries), self.tokens, self.speed.prefill.token_s)
 
     def _presume(self, now: float) -> None:
         """Plain answers at the head of the queue whose first token was due have it."""
