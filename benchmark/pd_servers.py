@@ -22,7 +22,7 @@ from typing import Any
 
 from radixpd.errors import ConfigError, EngineFailed
 
-__all__ = ["Asked", "Pair"]
+__all__ = ["Asked", "Pair", "free_port"]
 
 START = 300.0  # seconds until a server is ready
 ANSWER = 300.0  # seconds for one answer
@@ -48,7 +48,7 @@ class Pair:
     @contextmanager
     def start(model: str, flags: Sequence[str]) -> Iterator[Pair]:
         """Raises ConfigError when a server ends before it is ready."""
-        bootstrap, ports = _free_port(), (_free_port(), _free_port())
+        bootstrap, ports = free_port(), (free_port(), free_port())
         roles: tuple[tuple[str, list[str]], ...] = (("prefill", ["--disaggregation-bootstrap-port", str(bootstrap)]), ("decode", []))
         with ExitStack() as stack:
             found = [
@@ -131,7 +131,8 @@ def _events(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 yield event
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

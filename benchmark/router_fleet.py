@@ -1,0 +1,180 @@
+"""The processes of `bench_router`: stub workers, and one router before them, ours or a peer's, on free ports of this machine.
+
+Invariant: whatever was started is ended when its block ends, also when the start fails. A peer runs in its own Python (`--peers`), as its
+project ships it; its flags are its defaults but for addresses, policy and quicker first looks at workers. Called by `bench_router`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from benchmark.pd_servers import free_port
+from radixpd.errors import ConfigError
+
+__all__ = ["FAMILIES", "Fleet", "Peers", "Router", "start_fleet", "start_router"]
+
+START = 60.0  # seconds until a process answers
+STOP = 10.0
+FAMILIES = {"sglang-router": "sglang_router", "vllm-router": "vllm_router"}  # peers, and the module of each
+BOOTSTRAP_PORT = 8998  # nobody listens there: stubs need no handoff
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """One competitor. `family`: ours or a peer's; `policy`: how it chooses."""
+
+    family: str
+    policy: str
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        return f"{self.family} {self.policy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The Python that has the others, and which of them."""
+
+    python: str
+    families: tuple[str, ...]
+
+    @staticmethod
+    def find(python: str) -> Peers:
+        """Which routers it can import; none for no Python."""
+        if not python:
+            return Peers("", ())
+        found = [name for name, module in FAMILIES.items() if _imports(python, module)]
+        return Peers(python, tuple(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Stub workers that are up."""
+
+    urls: tuple[str, ...]
+    log: Path  # where routers write theirs
+
+    def flush(self) -> None:
+        """Empty caches and counters."""
+        for url in self.urls:
+            request = urllib.request.Request(url + "/flush_cache", data=b"", method="POST")
+            with urllib.request.urlopen(request, timeout=START):
+                pass
+
+    def stats(self) -> list[dict[str, float]]:
+        """What each worker has done since."""
+        found = []
+        for url in self.urls:
+            with urllib.request.urlopen(url + "/stats", timeout=START) as answer:
+                found.append(json.load(answer))
+        return found
+
+
+@contextmanager
+def start_fleet(count: int, folder: Path, *, events: bool = True, flags: Sequence[str] = ()) -> Iterator[Fleet]:
+    """So many stub workers; `folder` has their tokenizer."""
+    with ExitStack() as stack:
+        processes = []
+        for _ in range(count):
+            ports = ["--events", str(free_port()), "--replay", str(free_port())] if events else []
+            command = [sys.executable, "-m", "benchmark.router_stub", "--tokenizer", str(folder), *ports, *flags]
+            processes.append(stack.enter_context(_process(command, stdout=subprocess.PIPE)))
+        yield Fleet(tuple(_url(process) for process in processes), folder / "routers.log")
+
+
+@contextmanager
+def start_router(router: Router, fleet: Fleet, peers: Peers, *, pairs: bool = False) -> Iterator[str]:
+    """The router's URL, once it has answered a request through a worker. `pairs`: the first worker is prefill, the others decode."""
+    port = free_port()
+    workers = ["--worker-urls", *fleet.urls]
+    if pairs:
+        workers = ["--prefill", fleet.urls[0], str(BOOTSTRAP_PORT), *(word for url in fleet.urls[1:] for word in ("--decode", url))]
+    command = _command(router, peers, port, workers, pairs)
+    with fleet.log.open("ab") as log, _process(command, stdout=log, stderr=log) as process:
+        url = f"http://127.0.0.1:{port}"
+        _wait_ready(router, url, process, fleet.log)
+        yield url
+
+
+def _command(router: Router, peers: Peers, port: int, workers: list[str], pairs: bool) -> list[str]:
+    where = ["--host", "127.0.0.1", "--port", str(port)]
+    match router.family:
+        case "radixpd":
+            more = ["--health-check-interval-secs", "0.5"]
+            return [sys.executable, "-m", "radixpd.mini_lb", *where, *workers, "--policy", router.policy, *more]
+        case "sglang-router":
+            module, apart = "sglang_router.launch_router", ["--pd-disaggregation"]
+        case "sglang mini-lb":
+            mini = ["-m", "sglang_router.launch_router", "--mini-lb", "--pd-disaggregation"]
+            return [peers.python, *mini, *where, *workers, "--policy", "random", "--prometheus-port", str(free_port())]
+        case _:
+            module, apart = "vllm_router.launch_router", ["--vllm-pd-disaggregation"]
+    watched = ["--prometheus-port", str(free_port()), "--worker-startup-check-interval", "1"]
+    return [peers.python, "-m", module, *where, *workers, "--policy", router.policy, *watched, *(apart if pairs else [])]
+
+
+def _imports(python: str, module: str) -> bool:
+    try:
+        return subprocess.run([python, "-c", f"import {module}"], capture_output=True, timeout=START).returncode == 0
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"--peers {python}: {error}") from None
+
+
+@contextmanager
+def _process(
+    command: list[str], stdout: int | IO[bytes], stderr: int | IO[bytes] = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    process = subprocess.Popen(command, env=environment, stdout=stdout, stderr=stderr)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _url(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline().decode().strip()
+    if not line:
+        raise ConfigError(f"a stub worker ended with code {process.wait()} before it was ready")
+    return line
+
+
+def _wait_ready(router: Router, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    body = json.dumps({"model": "stub", "messages": [{"role": "user", "content": "ready?"}], "max_tokens": 1}).encode()
+    deadline = time.monotonic() + START
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ConfigError(f"{router.name} ended with code {process.returncode} before it was ready{_end(log)}")
+        try:
+            request = urllib.request.Request(url + "/v1/chat/completions", data=body, headers={"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=5):
+                return
+        except (OSError, urllib.error.HTTPError):
+            time.sleep(0.1)
+    raise ConfigError(f"{router.name} did not answer within {START:g} s{_end(log)}")
+
+
+def _end(log: Path) -> str:
+    """The last words of a router."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return f"; it said last: {lines[-1][:500]}" if lines else ""
