@@ -112,6 +112,7 @@ ROWS = (
             "runtime.logs",
             "server.connection",
             "server.guards",
+            "server.page_files",
             "server.wire",
         ),
         external=("aiohttp", "multidict", "yarl", "uvloop", "zmq", "msgspec", "prometheus_client"),

@@ -1,7 +1,7 @@
 """`python -m radixpd.mini_lb --worker-urls URL...`: arguments -> settings -> serve (or, with `--simulate`, replay a trace).
 
 Exit code 0 after a clean drain, 2 when the settings or the address do not fit (one line on standard error). SIGTERM and SIGINT drain: new
-requests get 503, open ones the drain timeout; a second signal ends them.
+requests get 503, open ones the drain timeout; a second signal ends them. SIGHUP reads the workers file and opens the request log anew.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ async def serve(settings: LbSettings) -> int:
     """Run until told to stop; the exit code."""
     stop = _Stop()
     parts = build_parts(settings)
+    if settings.observe.request_log or settings.fleet.workers_file:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, parts.hang_up)
     runner = Runner(build_app(parts), max_header_size=settings.door.max_header_size, shutdown_timeout=LAST_WRITES)
     try:
         await runner.setup()

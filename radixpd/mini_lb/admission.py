@@ -66,9 +66,7 @@ class Decoding:
         return self.model.step(self.rows(at, now) + 1, self.tokens)
 
 
-def broken(
-    chosen: Candidate, decoding: Decoding, slo: Slo, now: float, *, waited_s: float = 0.0, predict: bool = True
-) -> Miss | None:
+def broken(chosen: Candidate, decoding: Decoding, slo: Slo, now: float, *, waited_s: float = 0.0, predict: bool = True) -> Miss | None:
     """Which of the limits the request would break; None if it would keep both. `waited_s`: for how long it has waited at the door already.
     `predict` off: by the decode load of now.
 

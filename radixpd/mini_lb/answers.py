@@ -35,6 +35,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Meta(msgspec.Struct):
+    prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int | None = None
 
@@ -44,6 +45,7 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: _Details | None = None
 
@@ -68,6 +70,7 @@ class Figures:
 
     output_tokens: int = 0
     cached: int | None = None
+    prompt_tokens: int = 0
 
 
 _DECODER = msgspec.json.Decoder(list[_Answer] | _Answer)
@@ -83,15 +86,17 @@ def _answers(data: bytes) -> list[_Answer]:
 
 def read_figures(data: bytes) -> Figures:
     """Of a plain answer, or of the data of one event."""
-    tokens, cached = 0, None
+    prompt, tokens, cached = 0, 0, None
     for answer in _answers(data):
         if (meta := answer.meta_info) is not None:
+            prompt += meta.prompt_tokens
             tokens += meta.completion_tokens
             cached = _sum(cached, meta.cached_tokens)
         if (usage := answer.usage) is not None:
+            prompt += usage.prompt_tokens
             tokens += usage.completion_tokens
             cached = _sum(cached, usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None)
-    return Figures(tokens, cached)
+    return Figures(tokens, cached, prompt)
 
 
 def _sum(one: int | None, other: int | None) -> int | None:

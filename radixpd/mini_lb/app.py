@@ -9,26 +9,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from radixpd.config.settings import ServerSettings
 from radixpd.errors import EngineFailed, RadixpdError
-from radixpd.mini_lb import control_api
+from radixpd.mini_lb import board, control_api, explain_api, page_api
+from radixpd.mini_lb.decisions import CLIENT_CLOSED, DECISION, ROUTE_HEADER, tell_route
 from radixpd.mini_lb.parts import PARTS, Parts, parts_of
 from radixpd.mini_lb.relay import STREAM
+from radixpd.mini_lb.request_log import line
+from radixpd.mini_lb.settings import access
 from radixpd.runtime.caller import caller
-from radixpd.server.guards import Keys, stamp
+from radixpd.server.guards import Cors, Keys, stamp
 from radixpd.server.wire import INTERNAL, error_body, error_reply, status_reply
 
 __all__ = ["build_app"]
 
-CLIENT_CLOSED = 499
 LAST_WRITE_SECONDS = 5.0  # for the error that ends a stream, if its client reads no more
 UNKNOWN = "other"  # the label of paths without a route
+ROUTED = (control_api, explain_api, board, page_api)  # what the balancer answers itself
 GENERATING = (("POST", "/generate"), ("PUT", "/generate"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"))
+LOOKING = frozenset(("GET", "HEAD", "OPTIONS"))
 ANYWHERE = (
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{id:[^/]+(?:/[^/]+)*}"),
@@ -48,23 +52,28 @@ logger = logging.getLogger(__name__)
 
 def build_app(parts: Parts) -> web.Application:
     """The application for one load balancer."""
-    door = parts.settings.door
-    keys = Keys(ServerSettings(api_key=door.api_key, admin_api_key=door.admin_api_key), admin=control_api.ADMIN, shared=(), page=())
-    app = web.Application(client_max_size=door.max_body_size, middlewares=[_observed, _errors, keys.check])
-    app.on_response_prepare.append(stamp)
+    settings, door = access(parts.settings), parts.settings.door
+    shared = (*control_api.SHARED, explain_api.explain, board.events)
+    keys = Keys(settings, admin=control_api.ADMIN, shared=shared, page=(page_api.index, page_api.page_file))
+    told = parts.settings.observe.route_header
+    cors = Cors(settings, exposed=(ROUTE_HEADER,) if told else ())
+    app = web.Application(client_max_size=door.max_body_size, middlewares=[_observed, _errors, cors.preflight, keys.check])
+    app.on_response_prepare.extend((stamp, cors.stamp, *((tell_route,) if told else ())))
     app[PARTS] = parts
+    app[board.BOARD] = board.Board(parts)
     for method, path in GENERATING:
         app.router.add_route(method, path, parts.proxy.generate)
     for method, path in ANYWHERE:
         app.router.add_route(method, path, parts.proxy.pass_on)
-    app.router.add_routes(control_api.ROUTES)
+    for module in ROUTED:
+        app.router.add_routes(module.ROUTES)
     return app
 
 
 @web.middleware
 async def _observed(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count every answer; a label is a route's pattern, never a path that a client made up."""
-    status = CLIENT_CLOSED
+    """Count every answer, and log it; a label is a route's pattern, never a path that a client made up."""
+    status, arrived = CLIENT_CLOSED, time.monotonic()
     try:
         response = await handler(request)
         status = response.status
@@ -72,7 +81,18 @@ async def _observed(request: web.Request, handler: Handler) -> web.StreamRespons
     finally:
         resource = request.match_info.route.resource
         route, method = (resource.canonical, request.method) if resource else (UNKNOWN, UNKNOWN)
-        parts_of(request).metrics.answered(route, method, status)
+        _ended(request, route=route, method=method, status=status, arrived=arrived)
+
+
+def _ended(request: web.Request, *, route: str, method: str, status: int, arrived: float) -> None:
+    parts, now, decision = parts_of(request), time.monotonic(), request.get(DECISION)
+    parts.metrics.answered(route, method, status)
+    if decision is not None:
+        decision.ended(status, now)
+    # What only looks is not logged.
+    if parts.request_log.enabled and request.method not in LOOKING:
+        told = line(decision, rid=caller().id, method=method, route=route, status=status, seconds=now - arrived)
+        parts.request_log.write(told)
 
 
 @web.middleware

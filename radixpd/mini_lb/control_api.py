@@ -21,7 +21,7 @@ from radixpd.mini_lb.settings import BOOTSTRAP_PORT, WorkerSpec, check_url
 from radixpd.mini_lb.upstream import LegFailed, Outgoing
 from radixpd.server.wire import JSON_TYPE, json_reply
 
-__all__ = ["ADMIN", "ROUTES"]
+__all__ = ["ADMIN", "ROUTES", "SHARED", "shown"]
 
 ORDER_SECONDS = 30.0  # for a worker to obey
 
@@ -52,7 +52,11 @@ async def metrics(request: web.Request) -> web.Response:
 async def list_workers(request: web.Request) -> web.Response:
     """GET /workers."""
     now = time.monotonic()
-    return json_reply({"workers": [_shown(worker, now) for worker in parts_of(request).fleet]})
+    parts = parts_of(request)
+    told: dict[str, Any] = {"workers": [shown(worker, now) for worker in parts.fleet]}
+    if parts.workers_file is not None:
+        told["workers_file"] = {"error": parts.workers_file.error or None}
+    return json_reply(told)
 
 
 async def add_worker(request: web.Request) -> web.Response:
@@ -69,12 +73,12 @@ async def add_worker(request: web.Request) -> web.Response:
         raise BadRequest(str(error), param="url") from None
     if not 1 <= spec.bootstrap_port <= 65535:
         raise BadRequest(f"bootstrap_port must be between 1 and 65535, got {spec.bootstrap_port}", param="bootstrap_port")
-    return json_reply(_shown(parts.fleet.add(spec), time.monotonic()), status=201)
+    return json_reply(shown(parts.fleet.add(spec), time.monotonic()), status=201)
 
 
 async def remove_worker(request: web.Request) -> web.Response:
     """DELETE /workers/URL: it gets no more requests and leaves when those that it has are over."""
-    return json_reply(_shown(parts_of(request).fleet.drain(request.match_info["url"]), time.monotonic()))
+    return json_reply(shown(parts_of(request).fleet.drain(request.match_info["url"]), time.monotonic()))
 
 
 async def order(request: web.Request) -> web.Response:
@@ -101,15 +105,18 @@ async def _obey(parts: Parts, name: str, outgoing: Outgoing, body: bytes | None)
     return {"url": name, "status": response.status, "answer": text}
 
 
-def _shown(worker: Worker, now: float) -> dict[str, Any]:
+def shown(worker: Worker, now: float) -> dict[str, Any]:
+    """A worker as `/workers` and the status page tell it."""
     load = worker.load
     return {
         "url": worker.name,
+        "name": worker.short,
         "role": worker.spec.role,
         "bootstrap_port": worker.spec.bootstrap_port if worker.spec.role == "prefill" else None,
         "state": worker.state(now),
         "open_requests": worker.open,
         "incarnation": worker.incarnation,
+        "ended_requests": worker.outcomes,
         "load": {"running": load.running, "waiting": load.waiting, "kv_tokens": load.kv_tokens, "free_tokens": load.free_tokens},
     }
 
@@ -127,3 +134,4 @@ ROUTES = (
     web.post("/continue_generation", order),
 )
 ADMIN = (add_worker, remove_worker, order)
+SHARED = (metrics, list_workers)  # these show how everybody's requests fare

@@ -33,8 +33,9 @@ logger = logging.getLogger(__name__)
 class Worker:
     """One worker as it looks now."""
 
-    def __init__(self, spec: WorkerSpec, breaker: Breaker) -> None:
+    def __init__(self, spec: WorkerSpec, breaker: Breaker, short: str) -> None:
         self.spec = spec
+        self.short = short  # what answers to clients call it: an address would tell too much
         self.breaker = breaker
         self.up = False
         self.draining = False
@@ -113,6 +114,7 @@ class Fleet:
         )
         self._workers: dict[str, Worker] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._joined = 0
         self._first = list(specs)
 
     def start(self) -> None:
@@ -140,8 +142,16 @@ class Fleet:
 
     def role(self, name: str) -> Role | None:
         """Of a worker, None if it has left."""
-        worker = self._workers.get(name)
+        worker = self.find(name)
         return None if worker is None else worker.spec.role
+
+    def find(self, name: str) -> Worker | None:
+        """The worker with this URL, None if it is not there."""
+        return self._workers.get(name)
+
+    def short(self, name: str) -> str:
+        """What answers to clients call the worker."""
+        return self._workers[name].short
 
     def snapshots(self, now: float, *, without: frozenset[str] = frozenset()) -> list[WorkerSnapshot]:
         """For the policies."""
@@ -156,7 +166,8 @@ class Fleet:
             worker.draining = False
             return worker
         breaker = Breaker(self._rules, random.uniform)
-        worker = self._workers[spec.url] = Worker(spec, breaker)
+        self._joined += 1
+        worker = self._workers[spec.url] = Worker(spec, breaker, f"{'w' if spec.role == 'regular' else spec.role[0]}{self._joined}")
         task = self._tasks[spec.url] = asyncio.create_task(self._watch(worker))
         task.add_done_callback(_watched)
         return worker

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from radixpd.mini_lb.breaker import State
 from radixpd.mini_lb.fleet import Fleet
 from radixpd.mini_lb.gate import Gate
+from radixpd.mini_lb.request_log import RequestLog
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
@@ -34,6 +35,7 @@ class _StateCollector(Collector):
 
     fleet: Fleet
     gate: Gate
+    log: RequestLog
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(PREFIX + "num_running_reqs", "Requests at the workers", self.gate.open)
@@ -42,6 +44,7 @@ class _StateCollector(Collector):
         for reason, count in self.gate.rejected.items():
             rejected.add_metric((reason,), count)
         yield rejected
+        yield CounterMetricFamily(PREFIX + "request_log_lost", "Lines that the request log has lost", self.log.lost)
         yield from self._workers()
 
     def _workers(self) -> Iterator[Metric]:
@@ -69,9 +72,9 @@ class _StateCollector(Collector):
 class Metrics:
     """The registry of one load balancer."""
 
-    def __init__(self, fleet: Fleet, gate: Gate) -> None:
+    def __init__(self, fleet: Fleet, gate: Gate, log: RequestLog) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_StateCollector(fleet, gate))
+        self._registry.register(_StateCollector(fleet, gate, log))
         self._first = Histogram(
             PREFIX + "time_to_first_token_seconds",
             "From arrival to the first generated text of a stream",

@@ -5,18 +5,22 @@ Built once by `__main__` or by a test, inside the loop that serves; it has no st
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from dataclasses import dataclass
 
 from aiohttp import web
 
+from radixpd.mini_lb.decisions import Decisions
 from radixpd.mini_lb.dispatch import Dispatcher
 from radixpd.mini_lb.fleet import Fleet
 from radixpd.mini_lb.gate import Gate
 from radixpd.mini_lb.metrics import Metrics
 from radixpd.mini_lb.proxy import Proxy
+from radixpd.mini_lb.request_log import RequestLog
 from radixpd.mini_lb.settings import LbSettings, workers
 from radixpd.mini_lb.upstream import Upstream
+from radixpd.mini_lb.workers_file import WorkersFile
 
 __all__ = ["PARTS", "Parts", "build_parts", "parts_of"]
 
@@ -31,11 +35,23 @@ class Parts:
     gate: Gate
     metrics: Metrics
     proxy: Proxy
+    decisions: Decisions
+    request_log: RequestLog
+    workers_file: WorkersFile | None
 
     async def close(self) -> None:
-        """Stop looking at workers, close connections to them."""
+        """Stop looking at workers, close connections to them, write the last lines of the log."""
+        if self.workers_file is not None:
+            await self.workers_file.close()
         await self.fleet.close()
         await self.upstream.close()
+        await asyncio.to_thread(self.request_log.close)
+
+    def hang_up(self) -> None:
+        """SIGHUP: files are read, or opened, again."""
+        self.request_log.reopen()
+        if self.workers_file is not None:
+            self.workers_file.reread()
 
 
 PARTS: web.AppKey[Parts] = web.AppKey("parts", Parts)
@@ -49,6 +65,9 @@ def parts_of(request: web.Request) -> Parts:
 def build_parts(settings: LbSettings) -> Parts:
     """A load balancer that begins to look at its workers."""
     fleet_settings, door = settings.fleet, settings.door
+    path, seconds = fleet_settings.workers_file, fleet_settings.health_check_interval_secs
+    workers_file = None if path is None else WorkersFile(path, workers(fleet_settings), seconds=seconds)
+    request_log = RequestLog(settings.observe.request_log)
     upstream = Upstream(settings)
     dispatcher = Dispatcher(
         fleet_settings.policy,
@@ -58,7 +77,10 @@ def build_parts(settings: LbSettings) -> Parts:
     )
     fleet = Fleet(fleet_settings, workers(fleet_settings), upstream, dispatcher)
     gate = Gate(most=door.max_concurrent_requests, queue=door.queue_size, seconds=door.queue_timeout_secs)
-    metrics = Metrics(fleet, gate)
-    proxy = Proxy(settings, fleet=fleet, upstream=upstream, dispatcher=dispatcher, gate=gate, metrics=metrics)
+    metrics = Metrics(fleet, gate, request_log)
+    decisions = Decisions()
+    proxy = Proxy(settings, fleet=fleet, upstream=upstream, dispatcher=dispatcher, gate=gate, metrics=metrics, decisions=decisions)
     fleet.start()
-    return Parts(settings, fleet, upstream, gate, metrics, proxy)
+    if workers_file is not None:
+        workers_file.start(fleet)
+    return Parts(settings, fleet, upstream, gate, metrics, proxy, decisions, request_log, workers_file)

@@ -17,8 +17,10 @@ from functools import partial
 
 from aiohttp import web
 
-from radixpd.errors import DeadlineExceeded, Overloaded, PeerFailed
+from radixpd.errors import DeadlineExceeded, Overloaded, PeerFailed, RadixpdError
+from radixpd.mini_lb.admission import Slo
 from radixpd.mini_lb.ask import Ask, read_ask
+from radixpd.mini_lb.decisions import DECISION, Attempt, Decision, Decisions
 from radixpd.mini_lb.dispatch import Dispatcher
 from radixpd.mini_lb.fleet import Fleet
 from radixpd.mini_lb.gate import Gate
@@ -27,7 +29,9 @@ from radixpd.mini_lb.metrics import Metrics
 from radixpd.mini_lb.pd import pair
 from radixpd.mini_lb.relay import Books, relay
 from radixpd.mini_lb.retry import Retries
-from radixpd.mini_lb.settings import LbSettings
+from radixpd.mini_lb.settings import DoorSettings, LbSettings
+from radixpd.mini_lb.snapshot import Choice
+from radixpd.mini_lb.tenants import BY_USER, tenant
 from radixpd.mini_lb.upstream import LegFailed, Outgoing, Upstream, request_headers
 from radixpd.runtime.caller import caller
 from radixpd.server.wire import read_bytes
@@ -44,13 +48,23 @@ class Proxy:
     """Everything that a request passes through."""
 
     def __init__(
-        self, settings: LbSettings, *, fleet: Fleet, upstream: Upstream, dispatcher: Dispatcher, gate: Gate, metrics: Metrics
+        self,
+        settings: LbSettings,
+        *,
+        fleet: Fleet,
+        upstream: Upstream,
+        dispatcher: Dispatcher,
+        gate: Gate,
+        metrics: Metrics,
+        decisions: Decisions,
     ) -> None:
         self._door = settings.door
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._gate = gate
         self._metrics = metrics
+        self._decisions = decisions
+        self._slo = _limits(settings.door)
         self._retries = Retries(settings.retry, random.uniform)
         self._legs = Legs(fleet, upstream, self._retries.covers)
         forward, key = settings.fleet.forward_api_key, settings.fleet.worker_api_key
@@ -61,13 +75,14 @@ class Proxy:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """A request that a policy sends to a worker, or to a pair."""
-        arrived = time.monotonic()
-        async with self._gate.place(), self._deadline():
-            ask = read_ask(await self.body(request), rid=caller().id)
-            self._retries.arrived()
-            response = await self._answer(request, partial(self._chosen, ask, self.outgoing(request), arrived))
+        decision = request[DECISION] = self._decisions.begin(caller().id, request.path, time.monotonic())
+        try:
+            response = await self._admitted(request, decision)
+        except RadixpdError as error:
+            decision.error, decision.refused = str(error), isinstance(error, Overloaded)
+            raise
         if response.status == 200:
-            self._metrics.ended(time.monotonic() - arrived)
+            self._metrics.ended(time.monotonic() - decision.arrived)
         return response
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
@@ -90,6 +105,20 @@ class Proxy:
         self._stopping = True
         for deadline in self._deadlines:
             deadline.reschedule(asyncio.get_running_loop().time())
+
+    async def _admitted(self, request: web.Request, decision: Decision) -> web.StreamResponse:
+        """The answer, once the request has had its turn."""
+        fair_by = self._door.fair_by
+        ask = await self._ask(request) if fair_by == BY_USER else None
+        who = tenant(fair_by, request.headers, ask) if fair_by else ""
+        async with self._gate.place(who) as decision.waited_s, self._deadline():
+            ask = ask or await self._ask(request)
+            decision.stream, decision.tokens = ask.route.stream, ask.route.tokens
+            self._retries.arrived()
+            return await self._answer(request, partial(self._chosen, ask, self.outgoing(request), decision))
+
+    async def _ask(self, request: web.Request) -> Ask:
+        return read_ask(await self.body(request), rid=caller().id)
 
     # ---- tries ----------------------------------------------------------------------------------------------------
 
@@ -121,11 +150,14 @@ class Proxy:
         return any(last.reply is None or worker.spec.role == self._fleet.role(last.worker) for worker in others)
 
     @asynccontextmanager
-    async def _chosen(self, ask: Ask, outgoing: Outgoing, arrived: float, without: Without) -> AsyncIterator[Try]:
+    async def _chosen(self, ask: Ask, outgoing: Outgoing, decision: Decision, without: Without) -> AsyncIterator[Try]:
         """A try at whom the policy chooses."""
         now = time.monotonic()
         choice = self._dispatcher.pick(ask.route, self._fleet.snapshots(now, without=without), now)
-        books = Books(arrived, self._dispatcher.dispatched(ask.route, choice, now), self._metrics.first_token)
+        tried = self._write_down(decision, choice, now)
+        if not without:  # what is tried again has been paid for in part
+            self._check_limits(decision, choice, now)
+        books = Books(decision, self._dispatcher.dispatched(ask.route, choice, now), self._metrics.first_token)
         try:
             async with (
                 pair(self._legs, prefill=choice.worker, decode=choice.decode, outgoing=outgoing, ask=ask, prefilled=books.prefilled)
@@ -133,8 +165,25 @@ class Proxy:
                 else self._legs.alone(choice.worker, outgoing, ask.body)
             ) as answer:
                 yield answer, books
+        except LegFailed as error:
+            tried.failure = str(error)
+            raise
         finally:
             books.close()
+
+    def _write_down(self, decision: Decision, choice: Choice, now: float) -> Attempt:
+        if not decision.tries:
+            self._decisions.remember(decision)
+        names = self._fleet.short(choice.worker)
+        return decision.tried(choice, f"{names}+{self._fleet.short(choice.decode)}" if choice.decode else names, now)
+
+    def _check_limits(self, decision: Decision, choice: Choice, now: float) -> None:
+        """Refuse, before anybody computes for it, what would come too late."""
+        if self._slo is None:
+            return
+        miss = self._dispatcher.refusal(choice, self._slo, now, waited_s=decision.waited_s)
+        if miss is not None:
+            raise self._gate.refusal(f"slo_{miss.limit}", f"{miss} (--slo-{miss.limit}-ms)", retry_after=miss.retry_after)
 
     @asynccontextmanager
     async def _any(self, outgoing: Outgoing, body: bytes | None, without: Without) -> AsyncIterator[Try]:
@@ -161,6 +210,12 @@ class Proxy:
             raise DeadlineExceeded(f"the request was not finished within {self._door.request_timeout:g} s (--request-timeout)") from None
         finally:
             self._deadlines.discard(deadline)
+
+
+def _limits(door: DoorSettings) -> Slo | None:
+    if door.slo_ttft_ms is None and door.slo_tpot_ms is None:
+        return None
+    return Slo((door.slo_ttft_ms or 0.0) / 1e3, (door.slo_tpot_ms or 0.0) / 1e3)
 
 
 def _given_up(failure: LegFailed) -> web.Response:

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from radixpd.errors import PeerFailed
 from radixpd.mini_lb.answers import Figures, Reader, read_figures
+from radixpd.mini_lb.decisions import Decision
 from radixpd.mini_lb.dispatch import Account
 from radixpd.mini_lb.legs import Answer, Legs, verdict
 from radixpd.mini_lb.upstream import LegFailed, response_headers
@@ -30,8 +31,8 @@ STREAM = web.RequestKey("stream", web.StreamResponse)  # the started response
 class Books:
     """What is written down about one try of one generation. `first`: called with the seconds from arrival to a stream's first text."""
 
-    def __init__(self, arrived: float, account: Account, first: Callable[[float], None]) -> None:
-        self._arrived = arrived
+    def __init__(self, decision: Decision, account: Account, first: Callable[[float], None]) -> None:
+        self._decision = decision
         self._account = account
         self._first = first
         self._began = False
@@ -43,7 +44,8 @@ class Books:
             self._began = True
             now = time.monotonic()
             self._account.first_token(now, reader.figures().cached)
-            self._first(now - self._arrived)
+            self._decision.ttft_s = now - self._decision.arrived
+            self._first(self._decision.ttft_s)
 
     def prefilled(self) -> None:
         """The prefill server is free for others."""
@@ -52,6 +54,7 @@ class Books:
     def answered(self, figures: Figures) -> None:
         """The whole answer is known. A plain one shows no first token, but what was cached."""
         self._output_tokens = figures.output_tokens
+        self._decision.figures = figures
         if not self._began:
             self._account.first_token(time.monotonic(), figures.cached)
 

@@ -25,7 +25,10 @@ __all__ = [
     "ObserveSettings",
     "RetrySettings",
     "WorkerSpec",
+    "access",
+    "check_fleet",
     "check_url",
+    "named",
     "parse",
     "read",
     "workers",
@@ -33,6 +36,8 @@ __all__ = [
 
 URL = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 BOOTSTRAP_PORT = 8998
+HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
+FAIR_WORDS = ("user", "api_key")  # of --fair-by, that name no header
 CHOICES = tuple(POLICIES)
 
 
@@ -43,6 +48,9 @@ class FleetSettings:
     worker_urls: tuple[str, ...] = flag((), "servers that answer whole requests", many=True)
     prefill: tuple[str, ...] = flag((), f"URL [BOOTSTRAP_PORT={BOOTSTRAP_PORT}] of a prefill server; may repeat", many=True, metavar="URL")
     decode: tuple[str, ...] = flag((), "URL of a decode server; may repeat", many=True, metavar="URL")
+    workers_file: str | None = flag(
+        None, "YAML or JSON file of worker-urls, prefill and decode, besides the flags'; read again when it changes", metavar="FILE"
+    )
     policy: str = flag("kv_cost", "who gets the next request", choices=CHOICES)
     prefill_policy: str | None = flag(None, "the same for the prefill half; default: --policy", choices=CHOICES)
     decode_policy: str | None = flag(None, "the same for the decode half; default: --policy", choices=CHOICES)
@@ -79,9 +87,19 @@ class DoorSettings:
     port: int = flag(30000, "port to bind", low=0, high=65535)
     api_key: tuple[Secret, ...] = flag((), "keys that clients must send as a bearer token; may repeat", many=True, secret=True)
     admin_api_key: tuple[Secret, ...] = flag((), "keys that open every route; admin routes then need one", many=True, secret=True)
+    allowed_origins: tuple[str, ...] = flag(
+        (), "web origins whose pages may call the balancer, as https://app.example, or *; may repeat; default: none", many=True
+    )
     max_concurrent_requests: int = flag(2048, "requests at the workers at once; more wait", low=1, high=2**20)
     queue_size: int = flag(2048, "requests that wait; more get 429", low=0, high=2**20)
     queue_timeout_secs: float = flag(60.0, "seconds that a request may wait before it gets 429", low=0.01, high=86400)
+    fair_by: str | None = flag(
+        None, "who waits in a line of his own, which has its turn: `user` (the body's field), `api_key`, or a header", metavar="HEADER"
+    )
+    slo_ttft_ms: float | None = flag(
+        None, "limit of the time to first token: what would break it under load is refused; default: none", low=0.01, high=1e9
+    )
+    slo_tpot_ms: float | None = flag(None, "the same for the mean time per output token", low=0.01, high=1e9)
     request_timeout: float = flag(1800.0, "seconds that a request may take in all", low=0.01, high=7 * 86400)
     connect_timeout: float = flag(5.0, "seconds to reach a worker", low=0.01, high=3600)
     max_body_size: int = flag(32 * 2**20, "largest request body in bytes, after decompression", low=1024, high=2**30)
@@ -92,10 +110,12 @@ class DoorSettings:
 
 @dataclass(frozen=True, slots=True)
 class ObserveSettings:
-    """Logs."""
+    """Logs, and what answers say of the choice."""
 
     log_level: str = flag("info", "least severe message that is logged", choices=("debug", "info", "warning", "error"))
     log_format: str = flag("text", "how log lines look", choices=("text", "json"))
+    request_log: str | None = flag(None, "file that gets a JSON line for each request; SIGHUP opens it anew", metavar="FILE")
+    route_header: bool = flag(True, "answers tell in X-Radixpd-Route which worker was chosen (by a short name) and why")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +152,37 @@ def read(argv: Sequence[str]) -> LbSettings:
 
 def workers(fleet: FleetSettings) -> list[WorkerSpec]:
     """The workers that the flags name."""
-    found = [WorkerSpec(check_url(url, "--worker-urls")) for url in fleet.worker_urls]
-    found += [WorkerSpec(check_url(url, "--prefill"), "prefill", port) for url, port in _with_ports(fleet.prefill)]
-    found += [WorkerSpec(check_url(url, "--decode"), "decode") for url in fleet.decode]
+    return named(worker_urls=fleet.worker_urls, prefill=fleet.prefill, decode=fleet.decode)
+
+
+def named(*, worker_urls: Iterable[str], prefill: Iterable[str], decode: Iterable[str]) -> list[WorkerSpec]:
+    """The workers that these words name, as flags or in a file."""
+    found = [WorkerSpec(check_url(url, "--worker-urls")) for url in worker_urls]
+    found += [WorkerSpec(check_url(url, "--prefill"), "prefill", port) for url, port in _with_ports(prefill)]
+    return found + [WorkerSpec(check_url(url, "--decode"), "decode") for url in decode]
+
+
+def check_fleet(found: Sequence[WorkerSpec]) -> None:
+    """`ConfigError` if these cannot be one fleet."""
     if twice := {spec.url for spec in found if sum(other.url == spec.url for other in found) > 1}:
         raise ConfigError(f"a worker is named twice: {', '.join(sorted(twice))}")
-    return found
+    roles = {spec.role for spec in found}
+    if "regular" in roles and len(roles) > 1:
+        raise ConfigError("--worker-urls and --prefill/--decode do not go together: whole servers, or halves")
+    if len(roles) == 1 and "regular" not in roles:
+        raise ConfigError("--prefill and --decode go together: a request needs one of each")
+
+
+def access(settings: LbSettings) -> ServerSettings:
+    """Who may call the balancer, in the server's words. Keys that go on to the workers keep tenants apart there, and so here."""
+    door = settings.door
+    return ServerSettings(
+        host=door.host,
+        api_key=door.api_key,
+        admin_api_key=door.admin_api_key,
+        allowed_origins=door.allowed_origins,
+        salt_from_key=settings.fleet.forward_api_key,
+    )
 
 
 def check_url(url: str, where: str) -> str:
@@ -167,13 +212,12 @@ def _with_ports(words: Iterable[str]) -> Iterator[tuple[str, int]]:
 
 def _check(settings: LbSettings) -> None:
     fleet, door = settings.fleet, settings.door
-    named = workers(fleet)
-    if fleet.worker_urls and (fleet.prefill or fleet.decode):
-        raise ConfigError("--worker-urls and --prefill/--decode do not go together: whole servers, or halves")
-    if any(spec.role == "prefill" for spec in named) != any(spec.role == "decode" for spec in named):
-        raise ConfigError("--prefill and --decode go together: a request needs one of each")
-    check_access(ServerSettings(host=door.host, api_key=door.api_key, admin_api_key=door.admin_api_key))
+    if fleet.workers_file is None:  # else together with those of the file, by whoever reads it
+        check_fleet(workers(fleet))
+    if door.fair_by is not None and door.fair_by not in FAIR_WORDS and not HEADER_NAME.fullmatch(door.fair_by):
+        raise ConfigError(f"--fair-by {door.fair_by[:200]}: give user, api_key or the name of a header")
     if fleet.worker_api_key is not None:
         check_access(ServerSettings(api_key=(fleet.worker_api_key,)))
     if fleet.forward_api_key and not door.api_key:
         raise ConfigError("--forward-api-key needs --api-key: without one the client's key is sent on anyway, unless --worker-api-key is")
+    check_access(access(settings))

@@ -38,6 +38,11 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     )
 )
+CORS = (
+    hdrs.ACCESS_CONTROL_ALLOW_ORIGIN,
+    hdrs.ACCESS_CONTROL_ALLOW_CREDENTIALS,
+    hdrs.ACCESS_CONTROL_EXPOSE_HEADERS,
+)
 OWN = frozenset(("host", "content-length", "expect", "content-encoding", "accept-encoding", "date", "server", "x-request-id"))
 
 
@@ -144,6 +149,8 @@ def request_headers(given: Mapping[str, str], *, request_id: str, key: str | Non
 def response_headers(given: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     """What goes back to the client."""
     headers = _end_to_end(given)
+    for name in CORS:  # which pages may read an answer, this balancer says
+        headers.popall(name, None)
     if (encoding := given.get(hdrs.CONTENT_ENCODING)) is not None:
         headers[hdrs.CONTENT_ENCODING] = encoding  # the body passes as it is
     return headers

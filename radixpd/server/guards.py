@@ -135,9 +135,10 @@ class Gate:
 
 
 class Cors:
-    """What web pages of other origins may do: nothing, unless their origin is allowed."""
+    """What web pages of other origins may do: nothing, unless their origin is allowed. `exposed`: further headers that they may read."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, *, exposed: Collection[str] = ()) -> None:
+        self._exposed = ", ".join((REQUEST_ID, hdrs.RETRY_AFTER, *exposed))
         self._any = "*" in settings.allowed_origins
         self._origins = frozenset(settings.allowed_origins)
 
@@ -161,7 +162,7 @@ class Cors:
             response.headers.add(hdrs.VARY, hdrs.ORIGIN)
         if self._allows(request):
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = "*" if self._any else request.headers[hdrs.ORIGIN]
-            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = f"{REQUEST_ID}, {hdrs.RETRY_AFTER}"
+            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = self._exposed
 
     def _allows(self, request: web.Request) -> bool:
         origin = request.headers.get(hdrs.ORIGIN)

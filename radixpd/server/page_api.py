@@ -1,9 +1,8 @@
 """The web page at `/`, its files, and the look at the cache that it draws.
 
-The page is plain files beside this module, sent as they are under a policy that allows scripts, styles and connections of this server
-alone. `/cache_tree` shows texts of everybody's prompts, so it is an order of the administrator, and where several keys share a server
-without an administrator's the texts are left out. Invariant: however many look, the scheduler is asked once at a time, and an answer
-serves everybody for `FRESH` seconds. Called by the application's router.
+The page is plain files beside this module. `/cache_tree` shows texts of everybody's prompts, so it is an order of the administrator, and
+where several keys share a server without an administrator's the texts are left out. Invariant: however many look, the scheduler is asked
+once at a time, and an answer serves everybody for `FRESH` seconds. Called by the application's router.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -21,28 +19,17 @@ from aiohttp import web
 
 from radixpd.core.tree_view import OWNERS, CacheView, NodeView
 from radixpd.server.docs import Doc
-from radixpd.server.replies import json_reply, status_reply
+from radixpd.server.page_files import FOLDER, TYPES, PageFiles
+from radixpd.server.replies import json_reply
 from radixpd.server.service import Service
 from radixpd.server.state_answers import CacheNode, CacheTree
 
 __all__ = ["DOCS", "LOOKOUT", "PAGE_FILES", "ROUTES", "Lookout"]
 
-FOLDER = Path(__file__).parent / "page"
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 PAGE_FILES = (
     "icon.svg", "page.css", "api.js", "cache.js", "chat.js", "elements.js", "layout.js", "page.js", "pool.js", "prompt.js", "tree.js",
 )  # fmt: skip
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",
-}
+FILES = PageFiles(FOLDER, names=PAGE_FILES)
 FRESH = 0.25  # seconds for which a look at the cache is as good as a new one
 ASK_SECONDS = 2.0
 PREVIEW = 80  # characters of a node's text
@@ -115,28 +102,14 @@ class Lookout:
 LOOKOUT: web.AppKey[Lookout] = web.AppKey("lookout", Lookout)
 
 
-@cache
-def _file(name: str) -> tuple[bytes, str]:
-    path = FOLDER / name
-    return path.read_bytes(), TYPES[path.suffix]
-
-
-def _reply(name: str) -> web.Response:
-    body, content_type = _file(name)
-    return web.Response(body=body, content_type=content_type, charset="utf-8", headers=HEADERS)
-
-
 async def index(request: web.Request) -> web.Response:
     """GET /: the page."""
-    return _reply("index.html")
+    return FILES.index()
 
 
 async def page_file(request: web.Request) -> web.Response:
     """GET /page/{name}: what the page is made of."""
-    name = request.match_info["name"]
-    if name not in PAGE_FILES:
-        return status_reply(404, f"the page has no file {name[:100]}")
-    return _reply(name)
+    return FILES.file(request.match_info["name"])
 
 
 async def cache_tree(request: web.Request) -> web.Response:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from radixpd.mini_lb.app import ANYWHERE, GENERATING
-from radixpd.mini_lb.control_api import ROUTES
+from radixpd.mini_lb.app import ANYWHERE, GENERATING, ROUTED
 from radixpd.mini_lb.settings import LbSettings, read
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -31,15 +30,15 @@ async def test_every_metric_has_its_row(stubs, balance) -> None:
 
 
 def test_every_route_is_named() -> None:
-    paths = {path for _, path in (*GENERATING, *ANYWHERE)} | {route.path for route in ROUTES}
-    aliases = {"/v1/models/{id:[^/]+(?:/[^/]+)*}", "/get_server_info", "/v1/tokenize", "/v1/detokenize"}
+    paths = {path for _, path in (*GENERATING, *ANYWHERE)} | {route.path for module in ROUTED for route in module.ROUTES}
+    aliases = {"/page/{name}", "/v1/models/{id:[^/]+(?:/[^/]+)*}", "/get_server_info", "/v1/tokenize", "/v1/detokenize"}
     for path in paths - aliases:
         assert f"{path.partition('/{')[0]}" in PAGE, path
 
 
 def test_the_flags_that_the_pages_name_exist() -> None:
     known = {flag for group in ("fleet", "retry", "door", "observe") for flag in getattr(LbSettings(), group).__dataclass_fields__}
-    named = set(re.findall(r"`--([a-z-]+)", PAGE))
+    named = {name.removeprefix("no-") for name in re.findall(r"`--([a-z-]+)", PAGE)}
     others = {"disaggregation-bootstrap-port", "salt-from-key", "help"}
     assert {name.replace("-", "_") for name in named - others} <= known
 
