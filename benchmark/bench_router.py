@@ -88,7 +88,7 @@ def medians(rows: Iterable[CacheRow]) -> list[Median]:
         Median(
             router,
             workload,
-            **{name: statistics.median(getattr(row, name) for row in group) for name in names},  # type: ignore[arg-type]
+            **{name: statistics.median(getattr(row, name) for row in group) for name in names},
             failures=sum(sum(row.failures.values()) for row in group),
         )
         for (workload, router), group in groups.items()

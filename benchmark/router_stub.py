@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from benchmark.router_plans import ANSWER, BLOCK, rendered
 from radixpd.core.effects import CacheCleared, CacheEvent, PagesRemoved, PagesStored
 from radixpd.core.page_hash import page_hashes, root_hash, token_bytes
 from radixpd.runtime.kv_events import Publisher
+from radixpd.text.identity import text_identity
 from radixpd.text.json_tokenizer import byte_alphabet
 
 __all__ = ["main", "write_tokenizer"]
@@ -66,6 +68,8 @@ class Worker:
         self._publisher: Publisher | None = None
         self.counts = Counts()
         self._served = 0  # since the start, whatever was flushed
+        self._incarnation = secrets.token_hex(8)
+        self._text = text_identity(asked.tokenizer) if asked.tokenizer else ""
 
     async def publish(self, _app: web.Application) -> Any:
         """Bind the sockets of the events while the application runs; replays are answered every few milliseconds."""
@@ -153,17 +157,15 @@ class Worker:
 
     async def info(self, _request: web.Request) -> web.Response:
         asked = self._asked
-        events = {
-            "publisher": "zmq",
-            "endpoint": f"tcp://127.0.0.1:{asked.events}",
-            "replay_endpoint": f"tcp://127.0.0.1:{asked.replay}",
-            "topic": TOPIC,
-        }
+        here = "tcp://127.0.0.1:"
+        events = {"endpoint": f"{here}{asked.events}", "replay_endpoint": f"{here}{asked.replay}", "topic": TOPIC}
         return web.json_response({
             "model_path": MODEL, "tokenizer_path": asked.tokenizer, "served_model_name": MODEL, "is_generation": True, "version": "0.0.0",
-            "tp_size": 1, "dp_size": 1, "page_size": BLOCK, "fingerprint": asked.fingerprint, "vocab_size": 257, "context_length": CONTEXT,
-            "has_chat_template": True, "chat_template": None, "kv_events_config": json.dumps(events) if asked.events else None,
+            "tp_size": 1, "dp_size": 1, "vocab_size": 257, "context_length": CONTEXT, "has_chat_template": True,
             "internal_states": [{"load": self.counts.running}],
+            # What radixpd's load balancer goes by, see `mini_lb.card`.
+            "incarnation": self._incarnation, "model_fingerprint": asked.fingerprint, "text_identity": self._text, "page_size": BLOCK,
+            "tokenizer_directory": asked.tokenizer, "max_request_tokens": CONTEXT, "kv_events": events if asked.events else None,
         })  # fmt: skip
 
     async def load(self, _request: web.Request) -> web.Response:
@@ -295,7 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--events", type=int, default=0, help="port of the KV events; 0 for none")
     parser.add_argument("--replay", type=int, default=0, help="port where they are asked for again")
-    parser.add_argument("--tokenizer", default=None, help="folder that /get_model_info names")
+    parser.add_argument("--tokenizer", default="", help="folder that /server_info names")
     parser.add_argument("--fingerprint", default="stub", help="of the model, for the ids of pages")
     parser.add_argument("--cache-chars", type=int, default=100_000)
     parser.add_argument("--prefill-us-per-char", type=float, default=2.0)
