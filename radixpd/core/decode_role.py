@@ -256,8 +256,8 @@ class DecodeRole:
         room, request = found.room, found.request
         own = self.desk.holdings.table.own_pages(request.slot)
         self.desk.order(ExpectRoom(room.number, room.peer, own))
-        digest = prompt_digest(request.tokens)
-        self.desk.tell(room.peer, Reserve(room.number, request.prompt_length, found.skip, own, self.limits.lease, digest))
+        digest, seed = prompt_digest(request.tokens), request.params.seed
+        self.desk.tell(room.peer, Reserve(room.number, request.prompt_length, found.skip, own, self.limits.lease, digest, seed))
 
     def _distrusted(self, peer: str) -> bool:
         """A peer whose silence has cost too many pages gets no more. Those of the last moments say nothing: it has hardly heard of them."""

@@ -34,7 +34,8 @@ class Room:
 @dataclass(frozen=True, slots=True)
 class Reserve:
     """Decode has pages for the prompt. `digest`: of its tokens; `skip`: prompt tokens that it has already (whole pages); `pages`: its page
-    ids for the rest, int32; `seconds`: how long it stays without `Renew`."""
+    ids for the rest, int32; `seconds`: how long it stays without `Renew`; `seed`: that it samples with, drawn by it if the client gave
+    none."""
 
     room: int
     prompt_tokens: int
@@ -42,6 +43,7 @@ class Reserve:
     pages: np.ndarray
     seconds: float
     digest: bytes
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)

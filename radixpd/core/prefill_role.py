@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -349,10 +349,11 @@ class PrefillRole:
 
 
 def _promise(request: Request, reserve: Reserve) -> None:
-    """From now on the pages of the request's prompt belong to the handoff as well."""
+    """From now on the pages of the request's prompt belong to the handoff as well; first tokens are drawn as decode draws the others."""
     request.read_by_peer = True
+    params = replace(request.params, seed=reserve.seed)
     for each in request.samples:
-        each.trail.skip = reserve.skip
+        each.params, each.trail.skip = params, reserve.skip
 
 
 def _mismatch(reserve: Reserve, request: Request, page_size: int) -> str:

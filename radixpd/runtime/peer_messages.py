@@ -23,7 +23,7 @@ __all__ = [
     "read_body", "read_frame", "write", "write_body",
 ]  # fmt: skip
 
-VERSION = 1
+VERSION = 2
 BODY_OVERHEAD = 1024  # bytes of a frame around its body, at most
 MAX_SECONDS = 86_400.0
 REASON_LETTERS = 2_000  # what is told of why a room ended
@@ -129,6 +129,7 @@ class _Reserve(msgspec.Struct, tag="Reserve", array_like=True, frozen=True):
     pages: bytes  # int32
     seconds: Seconds
     digest: Bytes32
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class _Renew(msgspec.Struct, tag="Renew", array_like=True, frozen=True):
@@ -215,8 +216,8 @@ def _to_wire(message: PeerMessage | Offer) -> _Body:
     match message:
         case Offer():
             return message
-        case Reserve(room, tokens, skip, pages, seconds, digest):
-            return _Reserve(room, tokens, skip, _raw(pages, "<i4"), _seconds(seconds), digest)
+        case Reserve(room, tokens, skip, pages, seconds, digest, seed):
+            return _Reserve(room, tokens, skip, _raw(pages, "<i4"), _seconds(seconds), digest, seed)
         case Renew(room, seconds):
             return _Renew(room, _seconds(seconds))
         case NotNeeded(room):
@@ -240,7 +241,7 @@ def _from_wire(body: _Body) -> PeerMessage | Offer:
         case Offer():
             return body
         case _Reserve():
-            return Reserve(body.room, body.prompt_tokens, body.skip, _ids(body.pages), body.seconds, body.digest)
+            return Reserve(body.room, body.prompt_tokens, body.skip, _ids(body.pages), body.seconds, body.digest, body.seed)
         case _Renew():
             return Renew(body.room, body.seconds)
         case _NotNeeded():

@@ -334,7 +334,7 @@ def test_pd_02_a_send_behind_a_prefix_that_decode_has_is_a_send() -> None:
     world = pair()
     ask(world.p, Room(1))
     p = world.p.scheduler
-    p.receive(Reserve(1, 21, 16, np.arange(1, dtype=np.int32), 2.0, DIGEST), "d", 0.0)
+    p.receive(Reserve(1, 21, 16, np.arange(1, dtype=np.int32), 2.0, DIGEST, 0), "d", 0.0)
     step(world.p)
     assert len(step(world.p)) == 1
     said(world.p)
@@ -432,7 +432,7 @@ def test_pd_08_a_live_room_is_refused_twice_and_a_dead_one_stays_dead() -> None:
     assert "bootstrap_room 1 is in use" in world.d.asked["again-0"].ends[0].finish.message
     world.p.scheduler.receive(PeerAbort(5, "never mind", 499), "d", 0.0)
     said(world.p)
-    world.p.scheduler.receive(Reserve(5, 21, 0, np.arange(3), 2.0, DIGEST), "d", 0.1)
+    world.p.scheduler.receive(Reserve(5, 21, 0, np.arange(3), 2.0, DIGEST, 0), "d", 0.1)
     assert said(world.p) == [PeerAbort(5, "the decode server gave up: never mind", 499)], "with the status that it ended with"
 
 
@@ -542,7 +542,7 @@ def test_a_room_for_which_decode_has_no_pages_yet_is_kept_while_it_is_renewed() 
 def test_both_values_of_a_mismatch_are_named() -> None:
     world = pair()
     ask(world.p, Room(1))
-    world.p.scheduler.receive(Reserve(1, 99, 0, np.arange(13), 2.0, DIGEST), "d", 0.0)
+    world.p.scheduler.receive(Reserve(1, 99, 0, np.arange(13), 2.0, DIGEST, 0), "d", 0.0)
     (told, _) = said(world.p)
     assert isinstance(told, PeerAbort)
     assert "21 tokens" in told.reason

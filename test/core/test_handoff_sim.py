@@ -165,7 +165,8 @@ class Pair:
             for index, rid in enumerate(rids):
                 exact = room is None or side is self.p or self.codec == "none" or not params.max_new_tokens
                 side.asked[rid] = Asked(prompt, params, index, b"" if exact else lossy(b"", self.codec), exact=exact)
-            side.scheduler.arrive(rids, prompt, params, now=self.now, room=room)
+            own = params if room is None or side is self.d else replace(params, seed=params.seed + 1)  # each draws its own; decode's counts
+            side.scheduler.arrive(rids, prompt, own, now=self.now, room=room)
             self.settle()
             if rng.random() < 0.3:
                 for _ in range(rng.randrange(8)):

@@ -184,7 +184,7 @@ def test_the_legs_of_a_prefill_server_have_journeys_of_their_own() -> None:
     ask(world.p, Room(1))
     p = world.p.scheduler
     pages = np.arange(2, dtype=np.int32)
-    p.receive(Reserve(1, 21, 8, pages, 9.0, DIGEST), "d", 0.5)
+    p.receive(Reserve(1, 21, 8, pages, 9.0, DIGEST, 0), "d", 0.5)
     sends = step(world.p, 1.0) + step(world.p, 1.25)
     said(world.p)
     for send in sends:
@@ -198,7 +198,7 @@ def test_the_legs_of_a_prefill_server_have_journeys_of_their_own() -> None:
     p.receive(NotNeeded(2), "d", 1.0)
     assert journey_of(world.p, "2-0") == Journey(prompt_tokens=21, leg="prefill")
     ask(world.p, Room(3))
-    p.receive(Reserve(3, 21, 0, np.arange(3), 9.0, DIGEST), "d", 1.0)
+    p.receive(Reserve(3, 21, 0, np.arange(3), 9.0, DIGEST, 0), "d", 1.0)
     p.receive(PeerAbort(3, "it fell over", 502), "d", 1.0)
     assert journey_of(world.p, "3-0") == Journey(prompt_tokens=21, leg="prefill", reserve_ms=1000.0)
     assert (p.load().bootstrap_failed_total, p.load().transfer_failed_total) == (1, 0)
@@ -305,7 +305,7 @@ def test_where_a_leg_is_on_a_prefill_server() -> None:
     ordered(world.p)
     p.receive(Quiet(1), "", 6.0)
     assert where(world.p, 6.0) == []
-    p.receive(Reserve(2, 21, 0, np.arange(3), 2.0, DIGEST), "d", 6.0)
+    p.receive(Reserve(2, 21, 0, np.arange(3), 2.0, DIGEST, 0), "d", 6.0)
     assert where(world.p, 6.5) == [(None, "awaiting_body", "request", 0.5)]
     assert second.room == 1
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from e2e.pd import Pair
-from e2e.pd_prompts import COUNT, Case, threads
+from e2e.pd_prompts import COUNT, Case, ids, threads
 from e2e.servers import Server, together
 from kv.moving import need
 
@@ -117,3 +117,14 @@ def test_pairs_answer_as_one_server_does(the_pair: Callable[[Row], Pair], cases:
 @pytest.mark.parametrize("row", PRODUCT, ids="-".join)
 def test_every_setting_answers_as_one_server_does(the_pair: Callable[[Row], Pair], cases: list[list[Case]], row: Row) -> None:
     check_equal(the_pair(row), cases)
+
+
+def test_without_a_seed_all_tokens_come_from_the_one_that_decode_drew(serve: Callable[..., Server], pair: Callable[..., Pair]) -> None:
+    """Each server draws from its own `--random-seed`, so that decode's is what one server would use."""
+    common = ("--dtype", "float32", "--random-seed")
+    alone, both = serve(*common, "11"), pair(prefill=(*common, "12"), decode=(*common, "11"))
+    for index in range(4):
+        body = {"input_ids": ids(index, 40), "sampling_params": {"temperature": 1.0, "max_new_tokens": 3, "ignore_eos": True, "n": 2}}
+        found, expected = both.generate(**body), alone.generate(**body)
+        assert [each["output_ids"] for each in found] == [each["output_ids"] for each in expected]
+    assert both.decode.metric("num_fallback_reqs") == 0

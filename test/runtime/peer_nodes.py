@@ -30,7 +30,7 @@ def identity(role: str, **changes: Any) -> Identity:
 
 
 def reserve(room: int, pages: int = 3) -> Reserve:
-    return Reserve(room, 16 * pages, 0, np.arange(pages, dtype=np.int32), 10.0, b"d" * 32)
+    return Reserve(room, 16 * pages, 0, np.arange(pages, dtype=np.int32), 10.0, b"d" * 32, 0)
 
 
 class Clock:

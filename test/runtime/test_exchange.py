@@ -83,7 +83,7 @@ class World:
 @pytest.mark.parametrize("writes", [True, False])
 def test_a_peer_is_heard_once_the_mover_knows_the_way_to_it(writes: bool) -> None:
     world = World(writes=writes)
-    reserve = Reserve(1, 20, 0, np.arange(2, dtype=np.int32), 10.0, b"d" * 32)
+    reserve = Reserve(1, 20, 0, np.arange(2, dtype=np.int32), 10.0, b"d" * 32, 0)
     assert world.take(("d", UP), ("d", reserve), ("other", NotNeeded(2))) == [("other", NotNeeded(2))]
     assert world.orders.drain() == [Meet("d", b"k" * 32, {"tcp": {}} if writes else None)]
     assert world.take(("d", NotNeeded(3)), reports=(to_report(TicketDone(9)),)) == [("", TicketDone(9))]

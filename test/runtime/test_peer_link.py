@@ -128,7 +128,7 @@ def test_another_protocol_version_is_refused_on_both_sides(room: Room, monkeypat
     monkeypatch.setattr(prefill.peers._site, "hello", other_version(prefill.peers._site.hello))
     decode.send(prefill.address, reserve(5))
     room.until(lambda: decode.heard(PeerRefused))
-    assert decode.heard(PeerRefused)[0].reason.endswith("protocol version 2 there, 1 here")
+    assert decode.heard(PeerRefused)[0].reason.endswith("protocol version 3 there, 2 here")
     room.turns(20)
     assert not prefill.heard(PeerUp) or not decode.heard(PeerUp)
 
@@ -136,7 +136,7 @@ def test_another_protocol_version_is_refused_on_both_sides(room: Room, monkeypat
 def other_version(hello: Any) -> Any:
     def newer(called: str) -> bytes:
         fields = msgspec.msgpack.decode(hello(called))
-        return msgspec.msgpack.encode({"version": 2, "incarnation": fields["incarnation"], "nonce": fields["nonce"], "news": [1]})
+        return msgspec.msgpack.encode({"version": 3, "incarnation": fields["incarnation"], "nonce": fields["nonce"], "news": [1]})
 
     return newer
 

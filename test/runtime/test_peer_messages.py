@@ -43,8 +43,8 @@ SCORES = PromptScores(
     floats().reshape(2, 0),
 )
 MESSAGES: list[PeerMessage | Offer] = [
-    Reserve(2**63 - 1, 40, 16, ids(5, 0, 2**31 - 1), 10.0, b"d" * 32),
-    Reserve(0, 0, 0, ids(), 0.0, b"\0" * 32),
+    Reserve(2**63 - 1, 40, 16, ids(5, 0, 2**31 - 1), 10.0, b"d" * 32, -(2**63)),
+    Reserve(0, 0, 0, ids(), 0.0, b"\0" * 32, 2**63 - 1),
     Renew(3, 2.5),
     NotNeeded(4),
     Arrived(5, ids(9)),
