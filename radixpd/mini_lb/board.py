@@ -109,4 +109,4 @@ def _brief(decision: Decision) -> dict[str, Any]:
     }
 
 
-ROUTES = (web.get("/events", events),)
+ROUTES = (web.get("/events", events, allow_head=False),)

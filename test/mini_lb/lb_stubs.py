@@ -172,7 +172,8 @@ class Lb:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self._runner = Runner(build_app(parts), max_header_size=parts.settings.door.max_header_size, shutdown_timeout=0)
+        self.app = build_app(parts)
+        self._runner = Runner(self.app, max_header_size=parts.settings.door.max_header_size, shutdown_timeout=0)
         self.url = ""
         self.http: aiohttp.ClientSession
 
