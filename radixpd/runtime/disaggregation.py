@@ -74,9 +74,11 @@ def limits_of_handoffs(resolved: Resolved) -> HandoffLimits:
 
 
 def reachable_host(resolved: Resolved) -> str:
-    """The address that other servers are told."""
+    """The address that other servers are told, as it stands before a port: IPv6 in brackets."""
     host = resolved.settings.disaggregation.disaggregation_advertise_host or resolved.settings.server.host
-    return socket.gethostname() if WILDCARD.fullmatch(host) else host
+    if WILDCARD.fullmatch(host):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def bind_of(mode: str, resolved: Resolved) -> tuple[str, int] | None:

@@ -84,7 +84,7 @@ class Call:
         elif self._waiting or not self._refused:
             self._knock(now)
         if self._waiting and now - self._waiting[0][0] > limits.keep:
-            trouble = self._trouble or "it does not answer"
+            trouble = self._trouble or "it does not answer (a request's bootstrap_port is its --disaggregation-bootstrap-port)"
             self._set_mark(f"the prefill server {self.peer} could not be reached within {limits.keep:g} s: {trouble}", now, refused=False)
             yield from self._give_back()
 

@@ -172,7 +172,7 @@ def test_pd_20_a_prefill_server_that_is_not_there_is_named(strict: Pair) -> None
     port = free_port()
     body = {**strict.named(native(ids(52, 500))), "bootstrap_port": port}
     text = message_of(strict.decode.post("/generate", body), 502)
-    for word in (f"127.0.0.1:{port}", "could not be reached within", " s"):
+    for word in (f"127.0.0.1:{port}", "could not be reached within", " s", "--disaggregation-bootstrap-port"):
         assert word in text
     strict.decode.settled()
 

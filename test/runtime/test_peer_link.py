@@ -73,6 +73,9 @@ def test_messages_wait_for_a_peer_that_comes_up_in_time(room: Room) -> None:
     assert [message.room for message in prefill.heard(NotNeeded)] == list(range(100))
 
 
+HINT = "a request's bootstrap_port is its --disaggregation-bootstrap-port"
+
+
 def test_what_waits_too_long_is_given_back_and_the_mark_expires(room: Room) -> None:
     port = free_port()
     peer = f"127.0.0.1:{port}"
@@ -81,7 +84,7 @@ def test_what_waits_too_long_is_given_back_and_the_mark_expires(room: Room) -> N
     decode.send(peer, Renew(1, 2.0))
     room.pass_time(6)
     assert [item for _, item in decode.events] == [
-        PeerAbort(1, f"the prefill server {peer} could not be reached within 5 s: it does not answer", 502),
+        PeerAbort(1, f"the prefill server {peer} could not be reached within 5 s: it does not answer ({HINT})", 502),
         Drained(1),
     ]
     decode.send(peer, reserve(2))
