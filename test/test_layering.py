@@ -110,6 +110,7 @@ ROWS = (
             "runtime.messages",
             "runtime.caller",
             "runtime.logs",
+            "runtime.off_loop",
             "server.connection",
             "server.guards",
             "server.page_files",

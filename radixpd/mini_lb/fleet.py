@@ -1,9 +1,9 @@
 """The workers: who they are, whether they live, how busy they are, and how many of our requests each has.
 
-Every worker is looked at by a task of its own: `/health`, then `/get_load`. Invariant: a request holds a `Lease` on its worker from choice
-to end, and every way out gives it back, so counts cannot drift; a worker that drains gets no new requests and leaves with its last one. A
-worker whose step count has fallen is another process under the same name: what was known of it is forgotten. Called by the proxy and the
-routes.
+Every worker is looked at by a task of its own: `/health`, then `/get_load`, and `/server_info` of a process that was not seen before.
+Invariant: a request holds a `Lease` on its worker from choice to end, and every way out gives it back, so counts cannot drift; a worker
+that drains gets no new requests and leaves with its last one. A worker that says so, or whose step count has fallen, is another process
+under the same name: what was known of it is forgotten. Called by the proxy and the routes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import logging
 import random
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from radixpd.errors import BadRequest
 from radixpd.mini_lb.breaker import Breaker, BreakerRules, State, Ticket
+from radixpd.mini_lb.card import Card, read_card
 from radixpd.mini_lb.dispatch import Dispatcher
+from radixpd.mini_lb.listen import Listeners
 from radixpd.mini_lb.load_report import LoadReport, read_load
+from radixpd.mini_lb.prompts import Prompts
 from radixpd.mini_lb.settings import FleetSettings, WorkerSpec
 from radixpd.mini_lb.snapshot import Role, WorkerSnapshot
 from radixpd.mini_lb.upstream import Upstream
@@ -40,6 +44,7 @@ class Worker:
         self.up = False
         self.draining = False
         self.load = LoadReport()
+        self.card: Card | None = None  # what the worker says of itself, where it does
         self.open = 0  # leases
         self.incarnation = 1  # counts the processes that were seen under this name
         self.outcomes = {"ok": 0, "fault": 0, "neutral": 0}
@@ -55,14 +60,15 @@ class Worker:
         """Whether a new request may go there."""
         return self.up and not self.draining and self.breaker.allows(now)
 
-    def snapshot(self, now: float) -> WorkerSnapshot:
-        """For the policies."""
+    def snapshot(self, now: float, *, events: bool = False) -> WorkerSnapshot:
+        """For the policies. `events`: the index knows its cache."""
         load = self.load
         return WorkerSnapshot(
             name=self.name,
             url=self.spec.url,
             role=self.spec.role,
             usable=self.usable(now),
+            events=events,
             running=load.running,
             waiting=load.waiting,
             max_running=load.max_running,
@@ -102,10 +108,14 @@ class Lease:
 class Fleet:
     """All workers. `start` and `close` belong to the loop that serves."""
 
-    def __init__(self, settings: FleetSettings, specs: Sequence[WorkerSpec], upstream: Upstream, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, settings: FleetSettings, specs: Sequence[WorkerSpec], *, upstream: Upstream, dispatcher: Dispatcher, prompts: Prompts
+    ) -> None:
         self._settings = settings
         self._upstream = upstream
         self._dispatcher = dispatcher
+        self._prompts = prompts
+        self._listeners = Listeners(dispatcher.feed)
         self._rules = BreakerRules(
             failures=settings.cb_failure_threshold,
             successes=settings.cb_success_threshold,
@@ -129,6 +139,8 @@ class Fleet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._listeners.close()
+        await self._prompts.close()
 
     # ---- who is there ----------------------------------------------------------------------------------------------------
 
@@ -155,7 +167,8 @@ class Fleet:
 
     def snapshots(self, now: float, *, without: frozenset[str] = frozenset()) -> list[WorkerSnapshot]:
         """For the policies."""
-        return [worker.snapshot(now) for name, worker in self._workers.items() if name not in without]
+        hears = self._listeners.hears
+        return [worker.snapshot(now, events=hears(name)) for name, worker in self._workers.items() if name not in without]
 
     def add(self, spec: WorkerSpec) -> Worker:
         """A worker joins, or one that was leaving stays. It gets requests once it has been seen healthy."""
@@ -200,6 +213,7 @@ class Fleet:
         del self._workers[worker.name]
         if (task := self._tasks.pop(worker.name, None)) is not None:
             task.cancel()
+        self._tell(worker, None)
         self._dispatcher.forget(worker.name, time.monotonic())
         logger.info("worker %s has left the fleet", worker.name)
 
@@ -241,13 +255,45 @@ class Fleet:
             return
         load = read_load(body)
         now = time.monotonic()
-        if load.steps < worker.load.steps:
+        if _is_another(load, worker.load):
             worker.incarnation += 1
             worker.breaker.reset()
+            self._tell(worker, None)
             self._dispatcher.forget(worker.name, now)
             logger.info("worker %s has been restarted", worker.name)
         worker.load = load
         self._dispatcher.reported(worker.snapshot(now), now)
+        card = worker.card
+        if load.incarnation and (card is None or (card.incarnation, card.role) != (load.incarnation, load.role)):
+            await self._read_card(worker)
+
+    async def _read_card(self, worker: Worker) -> None:
+        """Who the worker is, after a start or a change of its role."""
+        status, body = await self._upstream.look(worker.spec.url + "/server_info", seconds=self._settings.health_check_timeout_secs)
+        card = read_card(body, worker.spec.url) if status == 200 else None
+        if card is None:
+            return
+        if "regular" not in (worker.spec.role, card.role) and card.role != worker.spec.role:
+            worker.spec = replace(worker.spec, role=card.role, bootstrap_port=card.bootstrap_port)
+            logger.info("worker %s is a %s server now", worker.name, card.role)
+        self._tell(worker, card)
+
+    def _tell(self, worker: Worker, card: Card | None) -> None:
+        """Of a worker's process, to those who listen to it and tokenize for it. A change of role leaves it the process that it was."""
+        same = card is not None and worker.card is not None and card.incarnation == worker.card.incarnation
+        worker.card = card
+        if not self._dispatcher.policies.exact:
+            return
+        if not same:
+            self._listeners.told(worker.name, card.events if card is not None else None)
+        self._prompts.told(worker.name, card)
+
+
+def _is_another(load: LoadReport, before: LoadReport) -> bool:
+    """Whether a report is by another process than the one before."""
+    if load.incarnation and before.incarnation:
+        return load.incarnation != before.incarnation
+    return load.steps < before.steps
 
 
 def _watched(task: asyncio.Task[None]) -> None:

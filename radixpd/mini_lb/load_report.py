@@ -27,11 +27,14 @@ class _Load(msgspec.Struct):
     steps_total: int = 0
     num_reqs: int = 0  # SGLang: running and waiting
     num_waiting_reqs: int = 0
+    incarnation: str = ""
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """Requests and tokens; `steps`: so many steps the worker has computed in its life, by which a new process is told from an old one."""
+    """Requests and tokens. `incarnation` names the process, `role` what it does; of servers that do not say, `steps`, computed in its life,
+    tell a new process from an old one."""
 
     running: int = 0
     waiting: int = 0
@@ -39,6 +42,8 @@ class LoadReport:
     kv_tokens: int = 0
     free_tokens: int = 0
     steps: int = 0
+    incarnation: str = ""
+    role: str = ""
 
 
 _DECODER = msgspec.json.Decoder(list[_Load] | _Load)
@@ -58,4 +63,6 @@ def read_load(body: bytes) -> LoadReport:
         kv_tokens=sum(rank.pages * rank.page_size for rank in ranks),
         free_tokens=sum((rank.free_pages + rank.tree_pages - rank.locked_pages) * rank.page_size for rank in ranks),
         steps=sum(rank.steps_total for rank in ranks),
+        incarnation="".join(rank.incarnation for rank in ranks),
+        role=ranks[0].role if ranks else "",
     )

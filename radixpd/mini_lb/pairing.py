@@ -32,6 +32,11 @@ class Policies:
     prefill: str
     decode: str
 
+    @property
+    def exact(self) -> bool:
+        """Whether the workers' own word is asked for, and nobody insists on what was sent."""
+        return "known" in self.hits() and "sent" not in self.hits()
+
     def hits(self) -> set[str]:
         """What they want to know of caches."""
         return {POLICIES[name].hits for name in (self.whole, self.prefill, self.decode)}

@@ -16,6 +16,7 @@ from radixpd.mini_lb.dispatch import Dispatcher
 from radixpd.mini_lb.fleet import Fleet
 from radixpd.mini_lb.gate import Gate
 from radixpd.mini_lb.metrics import Metrics
+from radixpd.mini_lb.prompts import Prompts
 from radixpd.mini_lb.proxy import Proxy
 from radixpd.mini_lb.request_log import RequestLog
 from radixpd.mini_lb.settings import LbSettings, workers
@@ -75,11 +76,21 @@ def build_parts(settings: LbSettings) -> Parts:
         decode_policy=fleet_settings.decode_policy,
         seed=secrets.randbits(62),
     )
-    fleet = Fleet(fleet_settings, workers(fleet_settings), upstream, dispatcher)
+    prompts = Prompts(fleet_settings.tokenizer_path)
+    fleet = Fleet(fleet_settings, workers(fleet_settings), upstream=upstream, dispatcher=dispatcher, prompts=prompts)
     gate = Gate(most=door.max_concurrent_requests, queue=door.queue_size, seconds=door.queue_timeout_secs)
     metrics = Metrics(fleet, gate, request_log)
     decisions = Decisions()
-    proxy = Proxy(settings, fleet=fleet, upstream=upstream, dispatcher=dispatcher, gate=gate, metrics=metrics, decisions=decisions)
+    proxy = Proxy(
+        settings,
+        fleet=fleet,
+        upstream=upstream,
+        dispatcher=dispatcher,
+        gate=gate,
+        metrics=metrics,
+        decisions=decisions,
+        prompts=prompts,
+    )
     fleet.start()
     if workers_file is not None:
         workers_file.start(fleet)

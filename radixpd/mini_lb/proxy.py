@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from radixpd.errors import DeadlineExceeded, Overloaded, PeerFailed, RadixpdError
 from radixpd.mini_lb.admission import Slo
@@ -27,6 +27,7 @@ from radixpd.mini_lb.gate import Gate
 from radixpd.mini_lb.legs import Answer, Legs
 from radixpd.mini_lb.metrics import Metrics
 from radixpd.mini_lb.pd import pair
+from radixpd.mini_lb.prompts import Prompts
 from radixpd.mini_lb.relay import Books, relay
 from radixpd.mini_lb.retry import Retries
 from radixpd.mini_lb.settings import DoorSettings, LbSettings
@@ -57,6 +58,7 @@ class Proxy:
         gate: Gate,
         metrics: Metrics,
         decisions: Decisions,
+        prompts: Prompts,
     ) -> None:
         self._door = settings.door
         self._fleet = fleet
@@ -64,6 +66,7 @@ class Proxy:
         self._gate = gate
         self._metrics = metrics
         self._decisions = decisions
+        self._prompts = prompts
         self._slo = _limits(settings.door)
         self._retries = Retries(settings.retry, random.uniform)
         self._legs = Legs(fleet, upstream, self._retries.covers)
@@ -118,7 +121,8 @@ class Proxy:
             return await self._answer(request, partial(self._chosen, ask, self.outgoing(request), decision))
 
     async def _ask(self, request: web.Request) -> Ask:
-        return read_ask(await self.body(request), rid=caller().id)
+        key = f"Bearer {self._key}" if self._key is not None else request.headers.get(hdrs.AUTHORIZATION, "") if self._pass_key else ""
+        return await self._prompts.read(request.path, read_ask(await self.body(request), rid=caller().id), authorization=key)
 
     # ---- tries ----------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,9 @@ class FleetSettings:
     policy: str = flag("kv_cost", "who gets the next request", choices=CHOICES)
     prefill_policy: str | None = flag(None, "the same for the prefill half; default: --policy", choices=CHOICES)
     decode_policy: str | None = flag(None, "the same for the decode half; default: --policy", choices=CHOICES)
+    tokenizer_path: str | None = flag(
+        None, "directory of the model's tokenizer files, where the one that the workers name is not on this machine", metavar="DIR"
+    )
     worker_api_key: Secret | None = flag(  # noqa: RUF009
         None, "key for the workers: of requests, polls and orders", secret=True, metavar="KEY"
     )

@@ -17,12 +17,12 @@ from radixpd.config.resolve import public_view
 from radixpd.errors import Overloaded
 from radixpd.runtime.admission import Ask, admit
 from radixpd.runtime.caller import caller
-from radixpd.runtime.disaggregation import mode_of
+from radixpd.runtime.disaggregation import has_peers, mode_of
 from radixpd.runtime.metrics import CONTENT_TYPE
 from radixpd.runtime.tokenizer_manager import State, TokenizerManager
 from radixpd.server.docs import Doc
 from radixpd.server.replies import json_reply, status_reply
-from radixpd.server.service import service_of
+from radixpd.server.service import Service, service_of
 from radixpd.server.state_answers import Health, ModelInfo, ServerInfo, ServerLoad
 
 __all__ = ["DOCS", "ROUTES", "probe"]
@@ -68,6 +68,7 @@ async def server_info(request: web.Request) -> web.Response:
         **public_view(service.resolved),
         "version": __version__,
         "incarnation": service.incarnation,
+        "role": _role(service),
         "model_fingerprint": service.client.fingerprint,
         "text_identity": service.text_identity,
         "tokenizer_directory": service.resolved.tokenizer_directory,
@@ -78,6 +79,11 @@ async def server_info(request: web.Request) -> web.Response:
         "internal_states": [_visible(state)],
     }
     return json_reply(info)
+
+
+def _role(service: Service) -> str:
+    """As load balancers know it."""
+    return mode_of(service.resolved) if has_peers(service.resolved) else "regular"
 
 
 def _visible(state: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +113,7 @@ async def model_info(request: web.Request) -> web.Response:
 async def get_load(request: web.Request) -> web.Response:
     """GET /get_load: the scheduler's latest load, and by which a load balancer sees that the server is another one."""
     service = service_of(request)
-    name = {"incarnation": service.incarnation, "disaggregation_mode": mode_of(service.resolved)}
+    name = {"incarnation": service.incarnation, "role": _role(service)}
     return json_reply({**dataclasses.asdict(service.client.load), **name})
 
 

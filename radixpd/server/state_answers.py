@@ -39,6 +39,7 @@ class ServerInfo(TypedDict):
 
     version: str
     incarnation: str
+    role: Literal["regular", "prefill", "decode"]
     model_fingerprint: str
     text_identity: str
     tokenizer_directory: str
@@ -54,7 +55,7 @@ class ServerLoad(LoadSnapshot):
     """The load, of which process, in which role."""
 
     incarnation: str = ""
-    disaggregation_mode: Literal["null", "prefill", "decode"] = "null"
+    role: Literal["regular", "prefill", "decode"] = "regular"
 
 
 class Flushed(TypedDict):
