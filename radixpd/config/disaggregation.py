@@ -14,7 +14,7 @@ from dataclasses import replace
 from radixpd.config.settings import DisaggregationSettings
 from radixpd.errors import ConfigError
 
-__all__ = ["TRANSFER_DTYPES", "check_disaggregation", "complete", "disaggregation_notes"]
+__all__ = ["TRANSFER_DTYPES", "check_disaggregation", "complete", "disaggregation_notes", "transfer_dtypes"]
 
 MODE = "disaggregation_mode"
 TRANSFER_DTYPES = ("none", "fp8_e4m3", "int8", "int4")
@@ -63,6 +63,11 @@ def disaggregation_notes(settings: DisaggregationSettings) -> tuple[str, ...]:
     return (f"{', '.join(idle)}: no effect on a {role} server until its role is switched",) if idle else ()
 
 
+def transfer_dtypes(value: str) -> tuple[str, ...]:
+    """The names in a value of `--disaggregation-transfer-dtype`, in its order."""
+    return tuple(name.strip() for name in value.removeprefix(AUTO).split(",")) if value.startswith(AUTO) else (value,)
+
+
 def _given(settings: DisaggregationSettings) -> list[str]:
     """Fields that differ from their defaults."""
     return [field.name for field in dataclasses.fields(settings) if getattr(settings, field.name) != field.default]
@@ -73,7 +78,7 @@ def _flag(name: str) -> str:
 
 
 def _check_dtype(value: str) -> None:
-    names = [name.strip() for name in value.removeprefix(AUTO).split(",")] if value.startswith(AUTO) else [value]
+    names = transfer_dtypes(value)
     for name in names:
         if name not in TRANSFER_DTYPES:
             raise ConfigError(

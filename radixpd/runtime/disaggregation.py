@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from radixpd.config.disaggregation import transfer_dtypes
 from radixpd.config.resolve import Resolved
 from radixpd.core.decode_role import DecodeRole
 from radixpd.core.handoff import HandoffLimits
@@ -107,5 +108,6 @@ def identity_of(mode: str, resolved: Resolved, ready: RunnerReady) -> Identity:
         model=ready.fingerprint,
         layout=Layout(**ready.layout),
         tp=resolved.settings.engine.tp_size,
+        codecs=transfer_dtypes(resolved.settings.disaggregation.disaggregation_transfer_dtype),
         offers=ready.endpoints,
     )

@@ -26,6 +26,7 @@ __all__ = [
     "read_hello", "receive", "refusal", "send",
 ]  # fmt: skip
 
+PLAIN = "none"  # the transfer dtype that everybody takes
 KEEPALIVE = (60, 10, 3)  # seconds idle, seconds between probes, probes
 ZMTP_PING, ZMTP_PATIENCE, ZMTP_HANDSHAKE, RECONNECT, RECONNECT_MOST = 5_000, 20_000, 5_000, 100, 2_000  # ms
 
@@ -33,13 +34,15 @@ ZMTP_PING, ZMTP_PATIENCE, ZMTP_HANDSHAKE, RECONNECT, RECONNECT_MOST = 5_000, 20_
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """What a peer must know of this server. `name`: its address as `host:port`, unlike any other server's, the same after a restart.
-    `model`: fingerprint. `offers`: by transport, an opaque description of this side's endpoint."""
+    `model`: fingerprint. `codecs`: transfer dtypes that may be used. `offers`: by transport, an opaque description of this side's
+    endpoint."""
 
     role: str
     name: str
     model: str
     layout: Layout
     tp: int
+    codecs: tuple[str, ...] = (PLAIN,)
     offers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -107,6 +110,7 @@ class Site:
             model=known.model,
             layout=known.layout,
             tp=known.tp,
+            codecs=known.codecs,
         )
         return write(hello)
 
@@ -147,6 +151,9 @@ def refusal(site: Site, raw: bytes, *, wanted: str, where: str) -> tuple[str, He
         word = "KV layout" if name == "fingerprint" else f"KV {name}" if name in ("dtype", "order") else name.replace("_", " ")
         pairs.append((word, getattr(theirs.layout, name), getattr(identity.layout, name)))
     wrong = [(word, there, here) for word, there, here in pairs if there != here]
+    sent, taken = (theirs.codecs, identity.codecs) if wanted == "prefill" else (identity.codecs, theirs.codecs)
+    if {*sent} - {*taken, PLAIN}:
+        wrong.append(("--disaggregation-transfer-dtype", ", ".join(theirs.codecs), ", ".join(identity.codecs)))
     if len(wrong) > 1:
         wrong = [each for each in wrong if each[0] != "KV layout"]  # it follows from the others
     return (intro + "; ".join(f"{word} {there} there, {here} here" for word, there, here in wrong) if wrong else ""), theirs

@@ -62,7 +62,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 class Hello(Head, frozen=True, kw_only=True):
     """Who a process is. `incarnation`: random, one per process. `name`: one per server, the same after a restart. `called`: how it calls
-    the other one, empty if it does not. `model`: fingerprint."""
+    the other one, empty if it does not. `model`: fingerprint. `codecs`: transfer dtypes that it sends, or takes."""
 
     role: Name
     name: Name
@@ -71,6 +71,7 @@ class Hello(Head, frozen=True, kw_only=True):
     model: Name
     layout: Layout
     tp: Count
+    codecs: Annotated[tuple[Name, ...], Meta(max_length=16)]
 
 
 class Knock(msgspec.Struct, tag=True, array_like=True, frozen=True):

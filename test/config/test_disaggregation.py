@@ -9,7 +9,7 @@ import pytest
 from config.test_resolve import SETTINGS, decide
 
 from radixpd.config import disaggregation
-from radixpd.config.disaggregation import TRANSFER_DTYPES, check_disaggregation, disaggregation_notes
+from radixpd.config.disaggregation import TRANSFER_DTYPES, check_disaggregation, disaggregation_notes, transfer_dtypes
 from radixpd.config.settings import CacheSettings, DisaggregationSettings
 from radixpd.errors import BadRequest, ConfigError
 from radixpd.kv.codec_choice import NAMES, listed
@@ -55,7 +55,7 @@ def test_flags_of_the_other_role_are_told() -> None:
 @pytest.mark.parametrize("value", [*TRANSFER_DTYPES, "auto:int8", "auto:int8,int4", "auto:none, fp8_e4m3", "auto:none,fp8_e4m3,int8,int4"])
 def test_transfer_dtypes(value: str) -> None:
     check_disaggregation(of(transfer_dtype=value))
-    assert listed(value)
+    assert listed(value) == transfer_dtypes(value)
     assert NAMES == TRANSFER_DTYPES
 
 

@@ -44,12 +44,13 @@ def test_plain_pages_tell_their_bytes_too(pair: Callable[..., Pair]) -> None:
 
 
 def test_a_decode_server_that_does_not_take_the_codec_computes_itself_and_says_why(pair: Callable[..., Pair], server: Any) -> None:
-    both = pair(prefill=(FLAG, "int8"))
-    _, second = both.legs(
+    both = pair(prefill=(FLAG, "int8", "--disaggregation-bootstrap-timeout", "2"))
+    first, second = both.legs(
         "/generate", {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}}
     )
+    assert first.status == 504, "prefill has computed nothing: no decode server that fits has asked it to"
     assert second.status == 200, second.body
-    assert "does not take" in second.json["meta_info"]["kv_journey"]["fallback"]
-    assert FLAG in second.json["meta_info"]["kv_journey"]["fallback"]
+    reason = second.json["meta_info"]["kv_journey"]["fallback"]
+    assert reason.endswith(f"cannot pair with the prefill server 127.0.0.1:{both.bootstrap_port}: {FLAG} int8 there, none here")
     assert second.json["output_ids"] == ask(server, PROMPT)[0]
     both.settled()

@@ -37,7 +37,7 @@ def stranger(room: Room, node: Node) -> zmq.Socket[Any]:
 def hello(**changes: Any) -> Hello:
     fields: dict[str, Any] = {
         "version": VERSION, "incarnation": b"i" * 16, "nonce": b"n" * 32, "role": "decode", "name": "decode:1", "called": "",
-        "secured": True, "model": "m1", "layout": LAYOUT, "tp": 1,
+        "secured": True, "model": "m1", "layout": LAYOUT, "tp": 1, "codecs": ("none",),
     }  # fmt: skip
     return Hello(**{**fields, **changes})
 

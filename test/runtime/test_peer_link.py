@@ -97,6 +97,7 @@ def test_what_waits_too_long_is_given_back_and_the_mark_expires(room: Room) -> N
     assert [message.room for message in prefill.heard(Reserve)] == [3]
 
 
+FLAG = "--disaggregation-transfer-dtype"
 OTHERS = [
     ({"layout": msgspec.structs.replace(LAYOUT, page_size=32, fingerprint="e" * 16)}, "page size 16 there, 32 here"),
     ({"layout": msgspec.structs.replace(LAYOUT, dtype="float32", fingerprint="e" * 16)}, "KV dtype bfloat16 there, float32 here"),
@@ -124,6 +125,31 @@ def test_pd_09_pd_10_a_mismatch_is_refused_naming_both_values(room: Room, other:
     room.pass_time(6)
     decode.send(prefill.address, reserve(7))
     room.until(lambda: [message.room for message in prefill.heard(Reserve)] == [7])
+
+
+SENT: list[tuple[tuple[str, ...], tuple[str, ...], str]] = [
+    (("int8",), ("none",), f"{FLAG} int8 there, none here"),
+    (("int8",), ("int4",), f"{FLAG} int8 there, int4 here"),
+    (("none", "int8", "int4"), ("int8",), f"{FLAG} none, int8, int4 there, int8 here"),
+    (("none",), ("int8",), ""),
+    (("none", "int8"), ("int8",), ""),
+    (("int8", "int4"), ("int4", "none", "int8"), ""),
+]
+
+
+@pytest.mark.parametrize(("sent", "taken", "text"), SENT)
+def test_a_transfer_dtype_that_decode_does_not_take_is_refused_before_anything_is_computed(
+    room: Room, sent: tuple[str, ...], taken: tuple[str, ...], text: str
+) -> None:
+    prefill = room.add("prefill", identity=identity("prefill", codecs=sent))
+    decode = room.add("decode", identity=identity("decode", codecs=taken))
+    decode.send(prefill.address, reserve(5))
+    if not text:
+        room.until(lambda: prefill.heard(Reserve))
+        return
+    room.until(lambda: decode.heard(PeerRefused) and prefill.peers.rejected["refused"], "both refuse")
+    assert decode.heard(PeerRefused)[0].reason == f"cannot pair with the prefill server {prefill.address}: {text}"
+    assert not prefill.heard(Reserve)
 
 
 def test_another_protocol_version_is_refused_on_both_sides(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
