@@ -6,29 +6,22 @@ is not listed here reaches no worker. The one broad except of the load balancer 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
 import time
 
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from radixpd.errors import EngineFailed, RadixpdError
 from radixpd.mini_lb import board, control_api, explain_api, page_api
 from radixpd.mini_lb.decisions import CLIENT_CLOSED, DECISION, ROUTE_HEADER, tell_route
 from radixpd.mini_lb.parts import PARTS, Parts, parts_of
-from radixpd.mini_lb.relay import STREAM
 from radixpd.mini_lb.request_log import line
 from radixpd.mini_lb.settings import access
 from radixpd.runtime.caller import caller
+from radixpd.server.faults import faults
 from radixpd.server.guards import Cors, Keys, stamp
-from radixpd.server.wire import INTERNAL, error_body, error_reply, status_reply
 
 __all__ = ["build_app"]
 
-LAST_WRITE_SECONDS = 5.0  # for the error that ends a stream, if its client reads no more
 UNKNOWN = "other"  # the label of paths without a route
 ROUTED = (control_api, explain_api, board, page_api)  # what the balancer answers itself
 GENERATING = (("POST", "/generate"), ("PUT", "/generate"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"))
@@ -47,8 +40,6 @@ ANYWHERE = (
     ("POST", "/v1/detokenize"),
 )
 
-logger = logging.getLogger(__name__)
-
 
 def build_app(parts: Parts) -> web.Application:
     """The application for one load balancer."""
@@ -57,7 +48,9 @@ def build_app(parts: Parts) -> web.Application:
     keys = Keys(settings, admin=control_api.ADMIN, shared=shared, page=(page_api.index, page_api.page_file))
     told = parts.settings.observe.route_header
     cors = Cors(settings, exposed=(ROUTE_HEADER,) if told else ())
-    app = web.Application(client_max_size=door.max_body_size, middlewares=[_observed, _errors, cors.preflight, keys.check])
+    app = web.Application(
+        client_max_size=door.max_body_size, middlewares=[_observed, faults(door.max_body_size), cors.preflight, keys.check]
+    )
     app.on_response_prepare.extend((stamp, cors.stamp, *((tell_route,) if told else ())))
     app[PARTS] = parts
     app[board.BOARD] = board.Board(parts)
@@ -93,42 +86,3 @@ def _ended(request: web.Request, *, route: str, method: str, status: int, arrive
     if parts.request_log.enabled and request.method not in LOOKING:
         told = line(decision, rid=caller().id, method=method, route=route, status=status, seconds=now - arrived)
         parts.request_log.write(told)
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except RadixpdError as error:
-        return await _failed(request, error)
-    except web.HTTPRequestEntityTooLarge:
-        most = parts_of(request).settings.door.max_body_size
-        return status_reply(413, f"the body is larger than {most} bytes (--max-body-size)")
-    except web.HTTPException as error:
-        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
-        return status_reply(error.status, f"{error.reason}: {request.method} {request.path[:200]}", headers=headers)
-    except ConnectionError:
-        # The client has gone; nobody reads an answer.
-        raise
-    except Exception:
-        logger.exception("%s %s failed (request id %s)", request.method, request.path, caller().id)
-        return await _failed(request, EngineFailed(INTERNAL))
-
-
-async def _failed(request: web.Request, error: RadixpdError) -> web.StreamResponse:
-    """A plain error, or one event where a stream has begun."""
-    started = request.get(STREAM)
-    if started is None:
-        return error_reply(error)
-    assert isinstance(started, web.StreamResponse)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LAST_WRITE_SECONDS):
-            # By looking: a write that was cancelled while it waited for room leaves a cancelled future to those that come after it.
-            while request.protocol.writing_paused:
-                await asyncio.sleep(LAST_WRITE_SECONDS / 100)
-            await started.write(b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n")
-            await started.write_eof()
-            return started
-    if request.transport is not None:
-        request.transport.abort()
-    raise ConnectionResetError("the client does not read")

@@ -10,20 +10,19 @@ import asyncio
 import time
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from radixpd.errors import Overloaded
 from radixpd.mini_lb.control_api import shown
 from radixpd.mini_lb.decisions import Decision
 from radixpd.mini_lb.parts import Parts, parts_of
+from radixpd.server.faults import event, send
 
 __all__ = ["BOARD", "ROUTES", "Board", "events"]
 
 EVERY = 1.0  # seconds between two events
 MOST_VIEWERS = 64
 SHOWN = 30  # decisions
-STALLED_SECONDS = 10.0  # for a viewer to read some of what lies ready
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -40,7 +39,7 @@ class Board:
         """What is true now, or was a moment ago."""
         now = time.monotonic()
         if now >= self._until:
-            self._event = b"data: " + msgspec.json.encode(state(self._parts, now)) + b"\n\n"
+            self._event = event(state(self._parts, now))
             self._until = now + EVERY / 2
         return self._event
 
@@ -58,15 +57,10 @@ async def events(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers=HEADERS)
         await response.prepare(request)
         while not parts.gate.closed:
-            async with asyncio.timeout(STALLED_SECONDS):
-                await response.write(board.event())
+            await send(request, response, board.event())
             await asyncio.sleep(EVERY)
         await response.write_eof()
         return response
-    except TimeoutError:
-        if request.transport is not None:
-            request.transport.abort()
-        raise ConnectionResetError("the viewer does not read") from None
     finally:
         board.viewers -= 1
 

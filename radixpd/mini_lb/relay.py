@@ -7,7 +7,6 @@ speak against the worker: a client that hangs up or does not read says nothing a
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 
@@ -20,12 +19,11 @@ from radixpd.mini_lb.decisions import Decision
 from radixpd.mini_lb.dispatch import Account
 from radixpd.mini_lb.legs import Answer, Legs, verdict
 from radixpd.mini_lb.upstream import LegFailed, response_headers
+from radixpd.server.faults import STREAM, send
 
-__all__ = ["STREAM", "Books", "relay"]
+__all__ = ["Books", "relay"]
 
 EVENT_STREAM = "text/event-stream"
-STALLED_SECONDS = 60.0  # for a client to read some of what lies ready
-STREAM = web.RequestKey("stream", web.StreamResponse)  # the started response
 
 
 class Books:
@@ -104,14 +102,7 @@ async def _stream(request: web.Request, answer: Answer, books: Books | None) -> 
 
 
 async def _send(request: web.Request, started: web.StreamResponse, events: bytes) -> None:
-    """Send, once the client has made room. One that reads nothing holds a place that others wait for: after a while it is cut off."""
     if not started.prepared:
         request[STREAM] = started
         await started.prepare(request)
-    try:
-        async with asyncio.timeout(STALLED_SECONDS):
-            await started.write(events)
-    except TimeoutError:
-        if request.transport is not None:
-            request.transport.abort()
-        raise ConnectionResetError("the client does not read") from None
+    await send(request, started, events)

@@ -7,26 +7,23 @@ where deltas are computed. Called by the native and the OpenAI routes, which say
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
 from aiohttp import web
 
 from radixpd.core.request import Finish
 from radixpd.errors import RadixpdError
 from radixpd.runtime.admission import Ask
 from radixpd.runtime.output import Generation, Output
+from radixpd.server.faults import STREAM, event, send
 from radixpd.server.replies import error_body
 
-__all__ = ["DONE", "STREAM", "Cursor", "Frames", "Piece", "event", "intervals", "stream"]
+__all__ = ["DONE", "Cursor", "Frames", "Piece", "intervals", "stream"]
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-STALLED_SECONDS = 60.0  # for a client to read some of what lies ready
-STREAM = web.RequestKey("stream", web.StreamResponse)  # the started response
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +76,6 @@ class Frames(Protocol):
         """Events after the last piece."""
 
 
-def event(body: Any) -> bytes:
-    """One event."""
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
-
-
 def intervals(asks: Sequence[Ask], default: int) -> list[int]:
     """Tokens of a chunk, for each output of a request."""
     return [ask.interval or default for ask in asks for _ in range(ask.params.n)]
@@ -107,26 +99,15 @@ async def stream(request: web.Request, generation: Generation, frames: Frames, *
             if (piece := cursor.advance()) is not None:
                 parts.append(frames.frame(index, cursor.output, piece))
         if data := b"".join(parts):
-            await _write(request, response, data)
+            await send(request, response, data)
         parts.clear()
     assert response is not None
-    await _write(request, response, frames.closing())
+    await send(request, response, frames.closing())
     await response.write_eof()
     return response
 
 
 async def _end_with(request: web.Request, response: web.StreamResponse, parts: list[bytes], error: RadixpdError) -> web.StreamResponse:
-    await _write(request, response, b"".join([*parts, event(error_body(error))]))
+    await send(request, response, b"".join([*parts, event(error_body(error))]))
     await response.write_eof()
     return response
-
-
-async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
-    """Send, once the client has made room. One that reads nothing holds a place that others wait for: after a while it is cut off."""
-    try:
-        async with asyncio.timeout(STALLED_SECONDS):
-            await response.write(data)
-    except TimeoutError:
-        if request.transport is not None:
-            request.transport.abort()
-        raise ConnectionResetError("the client does not read") from None

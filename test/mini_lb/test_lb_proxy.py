@@ -433,9 +433,9 @@ async def test_rt_13_the_first_token_is_text(serve, monkeypatch, path, role, tex
 
 
 async def test_a_client_that_reads_nothing_is_cut_off(serve, monkeypatch) -> None:
-    from radixpd.mini_lb import relay
+    from radixpd.server import faults
 
-    monkeypatch.setattr(relay, "STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(faults, "STALLED_SECONDS", 0.2)
 
     async def script(request, visit):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -13,8 +13,7 @@ from server.test_connection import HEAD, answer_to, opened
 
 from radixpd.config.settings import SchedulerSettings, ServerSettings
 from radixpd.runtime.messages import Abort, Generate
-from radixpd.server import app
-from radixpd.server import stream as streams
+from radixpd.server import faults
 
 ROUTES = ["/generate", "/v1/completions", "/v1/chat/completions"]
 ENDLESS = {"ignore_eos": True, "max_new_tokens": 400}
@@ -137,7 +136,7 @@ async def stalled(api, client: socket.socket) -> None:
 
 
 async def test_a_client_that_does_not_read_is_cut_off_at_its_deadline(make_api, monkeypatch) -> None:
-    monkeypatch.setattr(app, "LAST_WRITE_SECONDS", 0.1)
+    monkeypatch.setattr(faults, "LAST_WRITE_SECONDS", 0.1)
     api = await make_api(server=ServerSettings(request_timeout=1.0), context_length=2**17, max_total_tokens=2**18)
     with socket.socket() as client:
         await stalled(api, client)
@@ -159,7 +158,7 @@ async def test_a_client_that_reads_late_is_told_of_its_deadline(make_api) -> Non
 
 async def test_a_client_that_never_reads_does_not_keep_its_place(make_api, monkeypatch) -> None:
     """Without any deadline of the server's own: the stream's writes have one."""
-    monkeypatch.setattr(streams, "STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(faults, "STALLED_SECONDS", 0.2)
     api = await make_api(server=ServerSettings(max_concurrent_requests=1), context_length=2**17, max_total_tokens=2**18)
     with socket.socket() as client:
         await stalled(api, client)
