@@ -8,6 +8,7 @@ hot prefix is copied (one miss moves much load) before a cold one is torn from i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -55,7 +56,9 @@ def prompt_cost(ask: RouteAsk, worker: WorkerSnapshot, field: Field, situation: 
         prefill_s += tuning.host_share * worker.prefill.work(cached - hits.device, hits.device)
     evict_s = eviction(worker, new, field, tuning)
     imbalance_s = _imbalance(ask, worker, field, situation)
-    return PromptCost(worker.queued_s + tuning.work_weight * prefill_s + evict_s + imbalance_s, prefill_s, evict_s, imbalance_s)
+    hidden_s = tuning.hidden * worker.prefill.a * new / max(ask.tokens, 1)
+    score = worker.queued_s + tuning.work_weight * prefill_s + hidden_s + evict_s + imbalance_s
+    return PromptCost(score, prefill_s, evict_s, imbalance_s)
 
 
 def eviction(worker: WorkerSnapshot, new: int, field: Field, tuning: Tuning) -> float:
@@ -128,11 +131,12 @@ def reason(ask: RouteAsk, candidates: Sequence[Candidate]) -> str:
 
 def _imbalance(ask: RouteAsk, worker: WorkerSnapshot, field: Field, situation: Situation) -> float:
     """What a worker costs that has had more work of late than the mean: little at first, beyond the bound as much as it takes."""
-    tuning = situation.tuning
-    whole = worker.prefill.seconds(ask.tokens)
-    slack = SLACK_REQUESTS * (whole + ask.output_tokens * worker.decode.step(worker.in_flight + 1, worker.used_tokens))
+    tuning, model = situation.tuning, worker.prefill
+    each = model.seconds(ask.tokens) + ask.output_tokens * worker.decode.step(worker.in_flight + 1, worker.used_tokens)
+    # Requests come by chance: n of them differ by about the root of n.
+    slack = max(SLACK_REQUESTS * each, tuning.imbalance_noise * math.sqrt(each * field.recent_s))
     ratio = worker.recent_s / (field.recent_s + slack + TIE_S)
     price = tuning.imbalance_soft * max(0.0, ratio - 1)
     if ratio > tuning.imbalance_bound:
         price += tuning.imbalance_hard * (ratio - tuning.imbalance_bound) * (1 + min(situation.heat, tuning.hot))
-    return price * whole
+    return price * (tuning.work_weight * model.work(ask.tokens) + tuning.hidden * model.a)

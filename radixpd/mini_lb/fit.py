@@ -15,7 +15,7 @@ from radixpd.mini_lb.snapshot import DecodeModel, PrefillModel
 
 __all__ = ["DecodeFit", "LeastSquares", "PrefillFit", "Work"]
 
-FORGETTING = 0.98  # weight of an observation after one more
+MEMORY = 50  # observations that count
 OUTLIER = 3.0  # recent mean errors beyond which an observation's pull grows no further
 NOISE = 0.1  # of a measurement, as a share of it
 LEAST_S = 0.001  # times shorter than this are as noisy as this
@@ -28,9 +28,10 @@ PREFILL, DECODE = PrefillModel(), DecodeModel()
 
 
 class LeastSquares:
-    """Coefficients of a linear model, and how sure they are. `spread` is the prior's variance for each."""
+    """Coefficients of a linear model, and how sure they are. `spread`: the prior's variance for each; `memory`: observations that count."""
 
-    def __init__(self, prior: Sequence[float], spread: Sequence[float]) -> None:
+    def __init__(self, prior: Sequence[float], spread: Sequence[float], memory: int = MEMORY) -> None:
+        self._kept = 1 - 1 / memory  # weight of an observation after one more
         self.values = list(prior)
         self._spread = list(spread)
         self._cov = self._unsure()
@@ -73,7 +74,7 @@ class LeastSquares:
             return
         self.values = [value + pull * error / (noise + known) for value, pull in zip(self.values, pulled)]
         # Forget only what is observed anew: a worker that sees nothing but short prompts for an hour keeps what it learned of long ones.
-        shrink = (FORGETTING * known - (1 - FORGETTING) * noise) / (FORGETTING * known * (noise + known))
+        shrink = (self._kept * known - (1 - self._kept) * noise) / (self._kept * known * (noise + known))
         self._cov = [[self._cov[i][j] - shrink * pulled[i] * pulled[j] for j in size] for i in size]
 
     def _tamed(self, error: float, bound: float) -> float:
@@ -113,10 +114,11 @@ class PrefillFit:
     fitting them in turns gets stuck; instead the speed is fitted under each of a few shares, and the one that predicts best is believed.
     """
 
-    def __init__(self, prior: PrefillModel = PREFILL) -> None:
+    def __init__(self, prior: PrefillModel = PREFILL, memory: int = MEMORY) -> None:
         b, c = prior.b * SCALE, prior.c * SCALE**2
         # What prompts of one length cannot tell apart goes to the linear part: the others start out nearly sure.
-        self._fits = [LeastSquares((prior.a, b, c, DECODE.base), (0.0025, 4.0, 0.01, 0.01)) for _ in SHARES]
+        self._fits = [LeastSquares((prior.a, b, c, DECODE.base), (0.0025, 4.0, 0.01, 0.01), memory) for _ in SHARES]
+        self._fresh = 5 / memory  # share of the newest in the mean errors
         self._wrong = [0.0 for _ in SHARES]  # recent relative error of each
         self.model = prior
         self.queueing = SHARES[0]  # share of the work ahead that a prompt waits for
@@ -142,7 +144,7 @@ class PrefillFit:
             features = (prompts, tokens / SCALE, squares / SCALE**2, output)
             predicted = fit.predict(features) - share * begun
             wrong = abs(seconds - predicted) / max(seconds, abs(predicted), 1e-6)
-            self._wrong[at] += ERROR_MEMORY * (wrong - self._wrong[at])
+            self._wrong[at] += self._fresh * (wrong - self._wrong[at])
             fit.observe(features, seconds + share * begun)
         best = min(range(len(SHARES)), key=lambda at: self._wrong[at])
         a, b, c, self.token_s = self._fits[best].positive()
@@ -153,8 +155,8 @@ class PrefillFit:
 class DecodeFit:
     """Fits `base + per_row * rows + per_token * tokens`."""
 
-    def __init__(self, prior: DecodeModel = DECODE) -> None:
-        self._fit = LeastSquares((prior.base, prior.per_row, prior.per_token * SCALE), (0.01, 1e-4, 1e-7))
+    def __init__(self, prior: DecodeModel = DECODE, memory: int = MEMORY) -> None:
+        self._fit = LeastSquares((prior.base, prior.per_row, prior.per_token * SCALE), (0.01, 1e-4, 1e-7), memory)
         self._model = prior
 
     @property

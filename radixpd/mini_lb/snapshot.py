@@ -133,10 +133,12 @@ class Tuning:
     balance_abs_threshold: int = 64  # and drops affinity where requests in flight differ by more than this
     balance_rel_threshold: float = 1.5  # and by more than this factor
     work_weight: float = 1.25  # computing delays whoever comes later, so it costs more than its own time
+    hidden: float = 0.5  # of what looks like a fixed cost of a prompt is the work of its tokens: times are noisy
     evict_weight: float = 0.5  # worth of evicted tokens, as a share of computing them
     host_share: float = 0.1  # loading a page back from the host tier, as a share of computing it
     imbalance_soft: float = 0.25  # price of a worker's recent work over the mean, as a share of computing the prompt
     imbalance_bound: float = 1.1  # over the mean by this factor
+    imbalance_noise: float = 1.0  # standard deviations of work that came by chance, which no worker pays for
     imbalance_hard: float = 1.0  # and the excess costs this, times the prefix's heat
     hot: float = 20.0  # requests with the same prefix that count as heat
     handoff_s: float = 0.005  # that a handoff takes beside the bytes

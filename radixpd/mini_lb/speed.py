@@ -7,24 +7,23 @@ only while it has predicted that worker's times clearly better than the common o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from radixpd.mini_lb.fit import DecodeFit, PrefillFit, Work
 from radixpd.mini_lb.snapshot import DecodeModel
 
 __all__ = ["Fits", "Speed"]
 
+OWN_MEMORY, COMMON_MEMORY = 50, 400  # observations that count
 TRUSTED = 20  # observations of a worker before its own fit can win
 MEMORY = 0.02  # share of the newest error in the mean ones
 CLEARLY = 0.75  # of the common fit's mean error
 
 
-@dataclass(slots=True)
 class Fits:
-    """What is known of a worker, or of all."""
+    """What is known of a worker, or of all: of those more is remembered."""
 
-    prefill: PrefillFit = field(default_factory=PrefillFit)
-    decode: DecodeFit = field(default_factory=DecodeFit)
+    def __init__(self, memory: int = COMMON_MEMORY) -> None:
+        self.prefill = PrefillFit(memory=memory)
+        self.decode = DecodeFit(memory=memory)
 
 
 class _Contest:
@@ -53,7 +52,7 @@ class Speed:
 
     def __init__(self, common: Fits) -> None:
         self._common = common
-        self._own = Fits()
+        self._own = Fits(OWN_MEMORY)
         self._prompts = _Contest()
         self._steps = _Contest()
 

@@ -17,7 +17,7 @@ from radixpd.mini_lb.snapshot import Choice, DecodeModel, Hits, PrefillModel, Ro
 SPEED = PrefillModel(a=0.01, b=0.001, c=0.0)
 STEP = DecodeModel(base=0.02, per_row=0.001)
 ASK = RouteAsk(tokens=1000, output_tokens=100)
-PLAIN = Tuning(work_weight=1.0, evict_weight=0.0, imbalance_soft=0.0, imbalance_hard=0.0)
+PLAIN = Tuning(work_weight=1.0, hidden=0.0, evict_weight=0.0, imbalance_soft=0.0, imbalance_hard=0.0)
 
 
 def _worker(name: str, **changes: object) -> WorkerSnapshot:
@@ -86,6 +86,26 @@ def test_work_has_a_price_beyond_its_own_time() -> None:
     assert _choose(*workers, tuning=Tuning(work_weight=1.25, imbalance_soft=0.0)).worker == "hit"
 
 
+def test_a_hit_counts_even_where_tokens_seem_to_cost_nothing() -> None:
+    """Noise can hide what tokens cost; then a queue of nothing must not take a prompt from its pages."""
+    workers = [worker._replace(prefill=PrefillModel(a=0.01, b=1e-9)) for worker in (_worker("hit", hits=Hits(800)), _worker("idle"))]
+    workers[0] = workers[0]._replace(queued_s=0.002)
+    assert _choose(*workers, tuning=PLAIN).worker == "idle"
+    assert _choose(*workers, tuning=Tuning(imbalance_soft=0.0)).worker == "hit"
+
+
+def test_differences_by_chance_cost_nothing() -> None:
+    """The same surplus in requests: of many it says something, of few nothing."""
+
+    def ratio(mean: float, more: float) -> Choice:
+        return _choose(
+            _worker("hit", hits=Hits(500), recent_s=mean + more), _worker("other", recent_s=mean - more), tuning=Tuning(), heat=20.0
+        )
+
+    assert ratio(50.0, 15.0).worker == "hit"
+    assert ratio(5000.0, 1500.0).worker == "other"
+
+
 def test_what_must_go_is_worth_more_where_it_was_used_lately() -> None:
     tuning = Tuning(imbalance_soft=0.0)
     lively, stale = _worker("lively", room_tokens=0, idle_s=10.0), _worker("stale", room_tokens=0, idle_s=100.0)
@@ -104,10 +124,10 @@ def test_a_worker_that_had_more_than_its_share_waits_until_others_have_theirs() 
 
 def test_a_hot_prefix_is_copied_before_a_cold_one_is_torn_away() -> None:
     """Beyond its bound a worker gives away a prefix that many ask for: one miss elsewhere moves much load."""
-    workers = [_worker("has_it", hits=Hits(900), recent_s=100.0), _worker("other", recent_s=60.0)]
+    workers = [_worker("has_it", hits=Hits(900), recent_s=1000.0), _worker("other", recent_s=400.0)]
     assert _choose(*workers, tuning=Tuning(), heat=0.0).worker == "has_it"
     assert _choose(*workers, tuning=Tuning(), heat=20.0).worker == "other"
-    even = [worker._replace(recent_s=100.0) for worker in workers]
+    even = [worker._replace(recent_s=1000.0) for worker in workers]
     assert _choose(*even, tuning=Tuning(), heat=20.0).worker == "has_it"
 
 
