@@ -34,6 +34,7 @@ EXCUSES = re.compile(
             r"stop_regex: ", r"(json_schema|regex|ebnf|structural_tag|response_format): ", r"an output follows one grammar",
             r"bootstrap_\w+ is missing: it goes with", r"is not a loopback address", r"is none of --disaggregation-peers",
             r"bootstrap_host must be a host name", r"two prompts of this request",
+            r"^tools: ", r"^tools\[", r"^tool_choice required needs tools", r"^tool_choice names a function",
             r"prompts take the rooms from", r"values must be equal", r"bootstrap_room \d+ is in use",
         ]
     )

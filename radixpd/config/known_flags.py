@@ -19,7 +19,7 @@ PARALLEL = "radixpd runs one model runner on one machine so far"
 EXPERTS = "radixpd serves dense models only so far"
 GPU = "radixpd runs on a CPU so far"
 JSON = "radixpd writes constrained JSON with one space behind each comma and colon, and no other white space"
-PARSERS = "radixpd does not parse tool calls or reasoning yet"
+TOOL_SERVERS = "radixpd calls no tools itself: clients do"
 QUANTISATION = "radixpd computes in float32 or bfloat16 only (a .gguf file is dequantised when it is loaded)"
 KINDS = "radixpd serves text generation only, no embedding, reward or multimodal models"
 HYBRID = "radixpd serves models with full attention only"
@@ -51,7 +51,7 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
         "prefill-attention-backend", "decode-attention-backend",
     ),
     JSON: ("constrained-json-whitespace-pattern", "constrained-json-disable-any-whitespace"),
-    PARSERS: ("tool-call-parser", "tool-server", "reasoning-parser"),
+    TOOL_SERVERS: ("tool-server",),
     QUANTISATION: ("quantization", "quantization-param-path", "torchao-config"),
     KINDS: (
         "is-embedding", "multi-item-scoring-delimiter", "mm-attention-backend", "enable-multimodal", "encoder-only", "language-only",

@@ -193,6 +193,19 @@ class GenerationSettings:
     preferred_sampling_params: str | None = flag(
         None, "JSON: sampling parameters of requests that give none, on every route, e.g. '{\"temperature\": 0.7}'"
     )
+    tool_call_parser: str | None = flag(
+        None,
+        "how the model writes tool calls; without it a chat can require calls, not leave them to the model",
+        choices=(
+            "llama3", "qwen25", "mistral", "pythonic", "deepseekv3", "deepseekv31", "qwen", "hermes", "llama3_json", "llama4_pythonic",
+            "deepseek_v3", "deepseek_v31",
+        ),
+    )  # fmt: skip
+    reasoning_parser: str | None = flag(
+        None,
+        "how the model thinks before it answers: its thoughts become reasoning_content",
+        choices=("deepseek-r1", "qwen3", "qwen3-thinking"),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from radixpd.grammar.errors import GrammarError, first_line
 from radixpd.grammar.pattern import STRING_CHAR
 from radixpd.grammar.requests import read_tags
 from radixpd.grammar.rules import BASE
+from radixpd.grammar.thinking import LEXED as LEXED_THOUGHT
+from radixpd.grammar.thinking import THOUGHT
 
 __all__ = ["build"]
 
@@ -130,7 +132,7 @@ def _reason(matcher: Any) -> str:
 
 def _lark(ebnf: str) -> str:
     """EBNF as Lark. The translator loses the zeros of long escapes, so they go before it comes."""
-    text = ebnf.replace(STRING, LEXED).replace(SURROGATES, "")
+    text = ebnf.replace(STRING, LEXED).replace(THOUGHT, LEXED_THOUGHT).replace(SURROGATES, "")
     text = re.sub(r"(?<!\\)((?:\\\\)*)\\u00([0-9a-fA-F]{2})", r"\1\\x\2", text)
     text = re.sub(r"(?<!\\)((?:\\\\)*)\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))", lambda m: m[1] + _char(m[2] or m[3]), text)
     return str(gbnf_to_lark(text))

@@ -31,9 +31,10 @@ NEEDS = {
 
 
 class Rules:
-    """The named rules of one grammar so far."""
+    """The named rules of one grammar so far. `letter` begins their names, so that two grammars can become one."""
 
-    def __init__(self) -> None:
+    def __init__(self, letter: str = "r") -> None:
+        self._letter = letter
         self._bodies: dict[str, str] = {}
         self._size = 0
 
@@ -57,7 +58,7 @@ class Rules:
 
     def reserve(self) -> str:
         """A name for a body that is not known yet, as it may refer to itself."""
-        name = f"r{len(self._bodies)}"
+        name = f"{self._letter}{len(self._bodies)}"
         self._bodies[name] = ""
         return name
 

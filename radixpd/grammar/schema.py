@@ -21,26 +21,35 @@ from radixpd.grammar.merge import ANNOTATIONS, flat
 from radixpd.grammar.rules import Rules, repeated, some, times
 from radixpd.grammar.scalars import inside, number, string
 
-__all__ = ["schema_ebnf"]
+__all__ = ["schema_ebnf", "schema_rule"]
 
 DEEPEST = 64
 
 
 def schema_ebnf(schema: Any) -> str:
     """The grammar of one schema."""
-    return _Builder(schema).grammar()
+    return _Builder(schema, Rules()).grammar()
+
+
+def schema_rule(schema: Any, rules: Rules) -> str:
+    """The name of a rule for its documents, in a grammar that has others too."""
+    return rules.add(_Builder(schema, rules).root())
 
 
 class _Builder:
     """Rules so far. `path` in messages is a JSON pointer into the schema."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, rules: Rules) -> None:
         self._root = root
-        self._rules = Rules()
+        self._rules = rules
         self._by_ref: dict[str, str] = {}
 
     def grammar(self) -> str:
-        return self._rules.text(self._node(self._root, "", 0))
+        return self._rules.text(self.root())
+
+    def root(self) -> str:
+        """The body of the rule for whole documents."""
+        return self._node(self._root, "", 0)
 
     # ---- rules ----------------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from radixpd.runtime.admission import Ask
 from radixpd.runtime.off_loop import Pace
 from radixpd.runtime.output import Generation, Output
 from radixpd.runtime.tokenizer_manager import Prepared
-from radixpd.server.chat import rendered
+from radixpd.server.messages import rendered
 from radixpd.server.native_shape import NativeShape
 from radixpd.server.service import Service
 from radixpd.server.stream import Cursor, intervals

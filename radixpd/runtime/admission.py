@@ -23,6 +23,7 @@ from radixpd.errors import BadRequest
 from radixpd.grammar.errors import GrammarError
 from radixpd.grammar.requests import FIELDS, MAX_SOURCE, grammar_of
 from radixpd.runtime.fields import (
+    CHATS,
     LATER,
     MAX_SAMPLES,
     MAX_TOP_LOGPROBS,
@@ -40,7 +41,7 @@ from radixpd.text.stop import StopRules
 from radixpd.text.stop_pattern import MAX_PATTERN
 
 __all__ = [
-    "LATER", "MAX_BIAS", "MAX_HOST", "MAX_LIST", "MAX_NAME", "MAX_PATTERN", "MAX_PATTERNS", "MAX_SAMPLES", "MAX_SOURCE",
+    "CHATS", "LATER", "MAX_BIAS", "MAX_HOST", "MAX_LIST", "MAX_NAME", "MAX_PATTERN", "MAX_PATTERNS", "MAX_SAMPLES", "MAX_SOURCE",
     "MAX_STOP_LENGTH", "MAX_TOP_LOGPROBS", "NEUTRAL", "NOTHING", "RANGES", "TOKENS", "Ask", "Limits", "Options", "Sampling", "admit",
     "read", "refuse_later", "too_long",
 ]  # fmt: skip

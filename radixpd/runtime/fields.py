@@ -15,7 +15,7 @@ import msgspec
 from radixpd.errors import BadRequest
 from radixpd.runtime.rooms import MAX_ROOM
 
-__all__ = ["LATER", "MAX_SAMPLES", "MAX_TOP_LOGPROBS", "TOKENS", "Options", "Sampling", "check_ranges", "read", "refuse_later"]
+__all__ = ["CHATS", "LATER", "MAX_SAMPLES", "MAX_TOP_LOGPROBS", "TOKENS", "Options", "Sampling", "check_ranges", "read", "refuse_later"]
 
 MAX_SAMPLES = 128
 MAX_TOP_LOGPROBS = 128
@@ -55,7 +55,7 @@ LATER: dict[str, tuple[Any, ...]] = {
             # The prompt and what is told about it.
             "prompt_logprobs", "logprob_token_ids", "prompt_embeds", "input_embeds", "suffix", "prediction", "return_hidden_states",
             # Conversations.
-            "tools", "tool_calls", "functions", "documents", "chat_template", "reasoning_effort", "thinking_token_budget", "verbosity",
+            "functions", "documents", "chat_template", "reasoning_effort", "thinking_token_budget", "verbosity",
             "web_search_options", "refusal",
             # Other kinds of input and output.
             "image_data", "video_data", "audio_data", "audio", "mm_processor_kwargs",
@@ -64,11 +64,12 @@ LATER: dict[str, tuple[Any, ...]] = {
         ],
         (),
     ),
-    "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "length_penalty": (1, 1.0),
 }  # fmt: skip
+# Fields that only a conversation has, refused by the other routes in the same way.
+CHATS: dict[str, tuple[Any, ...]] = {"tools": (), "tool_choice": ("none", "auto")}
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
@@ -137,12 +138,15 @@ def read(kind: type[Struct], body: Mapping[str, Any], names: Mapping[str, str] |
         raise BadRequest(f"{shown}{path[len(top) :]}: {found[1]}", param=shown) from None
 
 
-def refuse_later(body: Mapping[str, Any], where: str = "") -> None:
-    """Fields of features that this server does not have, unless they ask for nothing. `where`: the place of `body` in the request."""
+def refuse_later(body: Mapping[str, Any], where: str = "", *, chat: bool = False) -> None:
+    """Fields of features that this server does not have, unless they ask for nothing. `where`: the place of `body` in the request;
+    `chat`: it is a conversation's."""
     for name, value in body.items():
         if name in LATER and not _asks_nothing(value, LATER[name]):
             shown = f"{where}.{name}" if where else name
             raise BadRequest(f"{shown} is not served by this server", param=where.partition("[")[0] or name, code="unsupported_field")
+        if name in CHATS and not chat and not _asks_nothing(value, CHATS[name]):
+            raise BadRequest(f"{name} is served by /v1/chat/completions only", param=name, code="unsupported_field")
 
 
 def _asks_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:

@@ -74,6 +74,12 @@ class CachedTokens(TypedDict):
     cached_tokens: int
 
 
+class CompletionDetails(TypedDict):
+    """Generated tokens that are no answer."""
+
+    reasoning_tokens: int
+
+
 class UsageCount(TypedDict):
     """Tokens of one request; its journey (one for each output) where a header asks for it."""
 
@@ -81,6 +87,7 @@ class UsageCount(TypedDict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: NotRequired[CachedTokens]
+    completion_tokens_details: NotRequired[CompletionDetails]
     kv_journey: NotRequired[Journey | list[Journey]]
 
 
@@ -140,12 +147,29 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
+class CalledFunction(TypedDict):
+    """What is called: `arguments` is JSON, unless the output was cut short or the model broke it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """One call that the client is to make."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatAnswer(TypedDict):
-    """The assistant's message."""
+    """The assistant's message: `content` is null where it only calls, `reasoning_content` there with a reasoning parser."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: NotRequired[str | None]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class ChatChoice(TypedDict):
@@ -155,7 +179,7 @@ class ChatChoice(TypedDict):
     message: ChatAnswer
     logprobs: ChatLogprobs | None
     token_ids: NotRequired[list[int]]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     matched_stop: int | str | None
 
 
@@ -171,11 +195,29 @@ class ChatCompletion(TypedDict):
     usage: UsageCount
 
 
+class CalledFunctionDelta(TypedDict):
+    """What is new of a call: its name, once, and more of its arguments."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallDelta(TypedDict):
+    """What is new of the call number `index`; its id and type come with its name."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: CalledFunctionDelta
+
+
 class ChatDelta(TypedDict):
     """What is new of a message."""
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallDelta]]
 
 
 class ChatChunkChoice(TypedDict):
@@ -185,7 +227,7 @@ class ChatChunkChoice(TypedDict):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     token_ids: NotRequired[list[int]]
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
     matched_stop: NotRequired[int | str | None]
 
 

@@ -15,17 +15,18 @@ from aiohttp import web
 
 from radixpd.errors import BadRequest
 from radixpd.grammar.requests import FIELDS
-from radixpd.runtime.admission import LATER, MAX_LIST, Ask, Sampling, admit, read, refuse_later
+from radixpd.runtime.admission import CHATS, LATER, MAX_LIST, Ask, Sampling, admit, read, refuse_later
 from radixpd.runtime.off_loop import Pace
 from radixpd.runtime.output import Generation, Output
 from radixpd.runtime.tokenizer_manager import TokenizerManager
 from radixpd.server.answers import Generated
 from radixpd.server.batch import MAX_BATCH, check_rid, pick, pick_all, pick_room, refusals_told
 from radixpd.server.docs import TOKEN_IDS, Body, Doc, exactly_one, one_or_many, or_null, ref
+from radixpd.server.faults import event
 from radixpd.server.native_shape import NativeShape
 from radixpd.server.replies import json_reply, read_object, warn_unknown
 from radixpd.server.service import Service, service_of
-from radixpd.server.stream import DONE, Piece, event, intervals, stream
+from radixpd.server.stream import DONE, Piece, intervals, stream
 
 __all__ = ["DOCS", "PER_PROMPT", "ROUTES", "SHARED", "GenerateBody", "token_ids"]
 
@@ -69,7 +70,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
         service.manager.check_open()
         refuse_later(raw)
         _check_places(raw)
-        warn_unknown(raw, {*GenerateBody.__struct_fields__, *HARMLESS, *LATER})
+        warn_unknown(raw, {*GenerateBody.__struct_fields__, *HARMLESS, *LATER, *CHATS})
         body = read(GenerateBody, raw)
         prompts, batch = _prompts(body)
         asks = []
@@ -162,7 +163,7 @@ def _ask(body: GenerateBody, prompt: str | list[int], index: int, count: int | N
     check_rid(body.rid, count)
     sampling: dict[str, Any] = pick(body.sampling_params, index, count, "sampling_params") or {}
     refuse_later(sampling)
-    warn_unknown(sampling, {*Sampling.__struct_fields__, *LATER})
+    warn_unknown(sampling, {*Sampling.__struct_fields__, *LATER, *CHATS})
     options = pick_all({name: getattr(body, name) for name in PER_PROMPT}, index, count)
     options |= {name: getattr(body, name) for name in SHARED}
     options |= pick_room(body, index, count, sampling.get("n"))
@@ -197,7 +198,7 @@ DOCS = {
                 "token_ids_logprob": or_null(one_or_many(or_null({**TOKEN_IDS, "minItems": 0, "maxItems": MAX_LIST}), MAX_BATCH)),
             },
             harmless=HARMLESS,
-            refused=LATER,
+            refused={**LATER, **CHATS},
             rule=exactly_one("text", "input_ids"),
             lists=(1, MAX_BATCH),
         ),

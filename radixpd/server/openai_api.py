@@ -13,7 +13,7 @@ from aiohttp import web
 
 from radixpd.core.request import Finish
 from radixpd.errors import BadRequest
-from radixpd.runtime.admission import LATER, MAX_SAMPLES, MAX_TOP_LOGPROBS, Ask, admit
+from radixpd.runtime.admission import CHATS, LATER, MAX_SAMPLES, MAX_TOP_LOGPROBS, Ask, admit
 from radixpd.runtime.off_loop import Pace
 from radixpd.runtime.output import Output
 from radixpd.runtime.tokenizer_manager import TokenizerManager
@@ -256,7 +256,7 @@ DOCS = {
             lists=(1, MAX_BATCH),
             wishes=WISHES,
             harmless=HARMLESS,
-            refused=LATER,
+            refused={**LATER, **CHATS},
         ),
         headers=HEADERS,
         events=Completion,

@@ -62,12 +62,14 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request; `report`: whether cached tokens are told, `journeys`: whether the outputs' journeys are, at the end."""
+    """Token counts of one request; `report`: whether cached tokens are told, `journeys`: whether the outputs' journeys are, at the end;
+    `thoughts` counts the tokens of thoughts, where they are told apart."""
 
     generation: Generation
     report: bool
     options: StreamOptions | None = None
     journeys: bool = False
+    thoughts: Callable[[], int] | None = None
 
     def count(self) -> dict[str, Any]:
         """Usage so far."""
@@ -78,6 +80,8 @@ class Usage:
         if self.report:
             cached = sum(min(len(group[0].prompt), *(output.cached for output in group)) for group in groups)
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        if self.thoughts is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.thoughts()}
         if self.journeys and all(output.finish is not None for output in self.generation.outputs):
             found = [output.journey for output in self.generation.outputs]
             usage["kv_journey"] = found if len(found) > 1 else found[0]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from radixpd.errors import BadRequest
-from radixpd.runtime.admission import LATER, read, refuse_later
+from radixpd.runtime.admission import CHATS, LATER, read, refuse_later
 from radixpd.server.replies import warn_unknown
 from radixpd.server.response_format import constraint
 
@@ -101,6 +101,11 @@ class ChatBody(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
@@ -125,8 +130,8 @@ class Wishes:
 
 def split(raw: dict[str, Any], kind: type[Body]) -> tuple[Body, Wishes]:
     """A raw body as the route's struct and the wishes that admission reads."""
-    refuse_later(raw)
-    warn_unknown(raw, {*kind.__struct_fields__, *SAMPLING_NAMES, *OPTION_NAMES, *HARMLESS, *LATER})
+    refuse_later(raw, chat=kind is ChatBody)
+    warn_unknown(raw, {*kind.__struct_fields__, *SAMPLING_NAMES, *OPTION_NAMES, *HARMLESS, *LATER, *CHATS})
     if raw.get("stream_options") is not None and not raw.get("stream"):
         raise BadRequest("stream_options is allowed only with stream: true", param="stream_options")
     sampling: dict[str, Any] = {}

@@ -72,6 +72,9 @@ NOTES = {
     "no_logs": "keep this request out of the request log",
     "log_metrics": "false: keep it out of the latencies of /metrics",
     "stream": "answer with server-sent events",
+    "parallel_tool_calls": "false: one call at most",
+    "separate_reasoning": "false: what the model thinks is content",
+    "stream_reasoning": "false: a stream tells what the model thinks in one piece, at its end",
     "bootstrap_host": "the prefill server of this prompt; without any bootstrap_ field a prompt is served whole",
     "bootstrap_port": "of the prefill server; default: 8998",
     "bootstrap_room": "the number of the handoff, the same on both servers; one number for many prompts is counted up",
@@ -148,6 +151,7 @@ def _body(body: Body, struct: Schema, ranges: Ranges, wishes: Mapping[str, Schem
     properties |= {name: {**properties[name], "examples": EXAMPLES[name]} for name in EXAMPLES.keys() & properties.keys()}
     schema = {**struct, "properties": properties}
     if body.refused:
+        properties |= {name: _nothing(neutral) for name, neutral in body.refused.items() if name not in LATER}
         schema["allOf"] = [ref("Unserved")]
     return {**schema, **body.rule}
 

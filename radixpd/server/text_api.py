@@ -16,8 +16,8 @@ from radixpd.runtime.admission import read
 from radixpd.runtime.off_loop import Pace, in_thread
 from radixpd.runtime.tokenizer_manager import TEXT_SECONDS, TokenizerManager
 from radixpd.server.answers import Detokenized, Tokenized, TokenizerInfo
-from radixpd.server.chat import MESSAGES, ROLES, rendered
 from radixpd.server.docs import TOKEN_IDS, Body, Doc, exactly_one, or_null
+from radixpd.server.messages import MESSAGES, ROLES, rendered
 from radixpd.server.replies import json_reply, read_object
 from radixpd.server.service import service_of
 

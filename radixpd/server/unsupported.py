@@ -30,7 +30,7 @@ UNSUPPORTED: dict[str, tuple[str, ...]] = {
     "radixpd does not serve LoRA adapters yet": (
         "/load_lora_adapter", "/load_lora_adapter_from_tensors", "/unload_lora_adapter", "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
     ),
-    "radixpd does not parse tool calls or reasoning yet": ("/parse_function_call", "/separate_reasoning"),
+    "radixpd parses tool calls and reasoning in /v1/chat/completions only": ("/parse_function_call", "/separate_reasoning"),
     "radixpd keeps KV in one memory tier so far": ("/clear_hicache_storage_backend", "/hicache"),
     "radixpd holds its memory until it ends": ("/release_memory_occupation", "/resume_memory_occupation"),
     "radixpd serves dense models only so far": (

@@ -19,6 +19,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from radixpd.errors import BadRequest, ConfigError
+from radixpd.text.history import shown_calls
 from radixpd.text.tokenizer_config import read_json, read_tokenizer_config
 
 __all__ = ["ChatTemplate", "load_chat_template", "render_arguments"]
@@ -78,14 +79,21 @@ class ChatTemplate:
 
 
 def render_arguments(
-    messages: Sequence[Mapping[str, Any]], *, generation: bool | None, continued: bool, template_kwargs: Mapping[str, Any] | None
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    generation: bool | None,
+    continued: bool,
+    template_kwargs: Mapping[str, Any] | None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    tool_choice: Any = None,
 ) -> dict[str, Any]:
-    """What a chat request means to `ChatTemplate.render`: for the servers, and for a load balancer that must render as they do."""
+    """What a chat request means to `ChatTemplate.render`: for the servers, and for a load balancer that must render as they do. Tools
+    that may not be called are not shown."""
     return {
         "messages": [{**message, "role": "system"} if message.get("role") == "developer" else message for message in messages],
         "add_generation_prompt": not continued and generation is not False,
         "continue_final_message": continued,
-        "tools": None,
+        "tools": None if tool_choice == "none" else tools,
         "template_kwargs": template_kwargs,
     }
 
@@ -128,6 +136,8 @@ def _plain_message(message: Mapping[str, Any], *, flatten: bool) -> dict[str, An
     if not isinstance(message, Mapping):
         raise BadRequest("messages: every message must be an object with role and content", param="messages")
     plain = {key: value for key, value in message.items() if value is not None}
+    if "tool_calls" in plain:
+        plain["tool_calls"] = shown_calls(plain["tool_calls"])
     content = plain.setdefault("content", "")
     if isinstance(content, str):
         return plain

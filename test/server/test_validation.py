@@ -119,7 +119,7 @@ OPENAI = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
         "messages",
     ),
-    ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "function", "content": "x"}]}, "messages"),
     ("/v1/chat/completions", {**CHAT, "max_completion_tokens": -1}, "max_completion_tokens"),
     ("/v1/chat/completions", {**CHAT, "top_logprobs": 21, "logprobs": True}, "top_logprobs"),
     ("/v1/chat/completions", {**CHAT, "top_logprobs": 2}, "top_logprobs"),
@@ -148,12 +148,13 @@ OPENAI = [
 
 UNSERVED = [
     ("guided_json", {"type": "object"}), ("structured_outputs", {"regex": "a"}),
-    ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("tool_choice", {"type": "function"}), ("functions", [{}]),
+    ("functions", [{}]), ("function_call", "f"),
     ("use_beam_search", True), ("allowed_token_ids", [1]), ("bad_words", ["a"]), ("prompt_logprobs", 0), ("prompt_logprobs", 1),
     ("length_penalty", 2), ("logits_processors", ["x"]),
     ("prompt_embeds", "x"), ("chat_template", "x"), ("documents", [{}]), ("suffix", "b"), ("lora_path", "x"), ("bootstrap_room", 0),
     ("modalities", ["audio"]), ("return_hidden_states", True), ("kv_transfer_params", {"a": 1}),
 ]  # fmt: skip
+ONLY_IN_CHATS = [("tools", [{"type": "function"}]), ("tool_choice", "required"), ("tool_choice", {"type": "function"})]
 NEUTRAL = {
     "response_format": None, "json_schema": None, "tools": [], "tool_choice": "auto",
     "parallel_tool_calls": True, "use_beam_search": False, "allowed_token_ids": None, "bad_words": [], "prompt_logprobs": None,
@@ -192,7 +193,7 @@ BODIES = {"/generate": {"text": "a"}, "/v1/completions": {"prompt": "a"}, "/v1/c
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_features_that_are_not_served(api, path) -> None:
-    for name, value in UNSERVED:
+    for name, value in [*UNSERVED, *([] if path == "/v1/chat/completions" else ONLY_IN_CHATS)]:
         error = (await api.post(path, {**BODIES[path], name: value}, status=400))["error"]
         assert (error["param"], error["code"]) == (name, "unsupported_field"), (name, value, error)
         assert name in error["message"]
@@ -201,15 +202,20 @@ async def test_features_that_are_not_served(api, path) -> None:
 
 
 async def test_tool_calls_in_messages_are_named(api) -> None:
-    first = {"role": "user", "content": "a"}
+    first, call = {"role": "user", "content": "a"}, {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     for message, place in (
-        ({"role": "tool", "content": "x"}, "messages[1].role tool"),
-        ({"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}, "messages[1].tool_calls"),
+        ({"role": "function", "content": "x"}, "messages[1].role function"),
+        ({"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}, "messages[1].tool_calls[0].function.name"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]}, "messages[1].tool_calls[0].function.arg"),
+        ({"role": "assistant", "tool_calls": [call, {**call, "id": 1}]}, "messages[1].tool_calls[1]"),
+        ({"role": "assistant", "tool_calls": {"a": 1}}, "messages[1].tool_calls"),
+        ({"role": "user", "content": "a", "tool_calls": [call]}, "messages[1].tool_calls"),
+        ({"role": "tool", "content": "x", "tool_call_id": 7}, "messages[1].tool_call_id"),
         ({"role": "assistant", "function_call": {"name": "x"}}, "messages[1].function_call"),
     ):
         for path in ("/v1/chat/completions", "/tokenize"):
             error = (await api.post(path, {"messages": [first, message]}, status=400))["error"]
-            assert (error["param"], error["code"]) == ("messages", "unsupported_field")
+            assert error["param"] == "messages"
             assert place in error["message"]
     await api.post(
         "/v1/chat/completions", {"messages": [first, {"role": "assistant", "content": "b", "refusal": None, "tool_calls": []}, first]}

@@ -1,0 +1,21 @@
+"""Hermes' format, which Qwen 2.5 and 3 write too: `<tool_call>`, a JSON object, `</tool_call>`, for each call. Used by `formats`."""
+
+from __future__ import annotations
+
+from radixpd.text.tool_calls.json_text import call_object
+from radixpd.text.tool_calls.reader import Malformed, Reader, Steps
+
+__all__ = ["BEGIN", "END_MARK", "script"]
+
+BEGIN, END_MARK = "<tool_call>", "</tool_call>"
+
+
+def script(reader: Reader) -> Steps[None]:
+    """See `Reader`."""
+    while (yield from reader.until(BEGIN)):
+        try:
+            yield from reader.blanks()
+            yield from call_object(reader)
+        except Malformed:
+            continue
+        yield from reader.closing(END_MARK)
