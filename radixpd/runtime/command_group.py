@@ -54,7 +54,8 @@ class _Running:
 
 
 class CommandGroup:
-    """A context manager: signals are caught from entry on; after exit no command is left. `patience`: seconds for a wave to drain."""
+    """A context manager: signals are caught from entry on; after exit no command is left, and signals mean nothing more: this process ends,
+    with an exit code of its own. `patience`: seconds for a wave to drain."""
 
     def __init__(self, *, patience: float) -> None:
         self._patience = patience
@@ -77,7 +78,9 @@ class CommandGroup:
         self._old_wakeup = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         # Under nohup SIGHUP is ignored, and stays so.
         caught = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        self._old_signals = {number: signal.signal(number, lambda *_: None) for number in caught}
+        for number in caught:
+            signal.signal(number, lambda *_: None)
+        self._caught = caught
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -87,8 +90,8 @@ class CommandGroup:
         self._over.set()
         for reader in self._readers:
             reader.join(FAIL_GRACE)  # the last lines
-        for number, handler in self._old_signals.items():
-            signal.signal(number, handler)
+        for number in self._caught:
+            signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(self._old_wakeup)
         self._selector.close()
         self._woken.close()

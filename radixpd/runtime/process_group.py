@@ -51,7 +51,8 @@ class Child:
 
 
 class ProcessGroup:
-    """A context manager: signals are caught from entry on, children die at exit. `until`: descriptors; once one is readable, `watch`
+    """A context manager: signals are caught from entry on, children die at exit, and with them the process: signals mean nothing more, so
+    that its exit code is its own. `until`: descriptors; once one is readable, `watch`
     returns. The `watchdog` says when a child is stuck; the default one waits for ever."""
 
     def __init__(self, *, drain_timeout: float, until: tuple[int, ...] = (), watchdog: Watchdog | None = None) -> None:
@@ -77,13 +78,15 @@ class ProcessGroup:
         self._old_wakeup = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         # Under nohup SIGHUP is ignored, and stays so.
         caught = [s for s in STOP_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
-        self._old_signals = {s: signal.signal(s, lambda *_: None) for s in caught}
+        for number in caught:
+            signal.signal(number, lambda *_: None)
+        self._caught = caught
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-        for number, handler in self._old_signals.items():
-            signal.signal(number, handler)
+        for number in self._caught:
+            signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(self._old_wakeup)
         self._watchdog.close()
         self._selector.close()

@@ -292,3 +292,23 @@ def test_the_api_alone_holds_the_port(start: Start) -> None:
 
 def test_the_private_directory_is_private(start: Start) -> None:
     assert start().directory.stat().st_mode & 0o777 == 0o700
+
+
+LATE = """
+import signal, sys
+from radixpd.runtime.{module} import {group}
+with {group}({seconds}=1):
+    pass
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.raise_signal(number)
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "group", "seconds"), [("process_group", "ProcessGroup", "drain_timeout"), ("command_group", "CommandGroup", "patience")]
+)
+def test_op_01_a_signal_after_the_last_child_has_ended_changes_no_exit_code(module: str, group: str, seconds: str) -> None:
+    code = LATE.format(module=module, group=group, seconds=seconds)
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=SECONDS, check=False)
+    assert done.returncode == 7
