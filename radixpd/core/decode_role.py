@@ -34,14 +34,13 @@ from radixpd.core.legs import Incoming
 from radixpd.core.load import Queues
 from radixpd.core.page_hash import is_lossy, lossy, prompt_digest
 from radixpd.core.plan_builder import PlanBuilder
+from radixpd.core.quarantine import Quarantine
 from radixpd.core.request import Finish, Phase, Request
 from radixpd.core.roles import Desk, Next
 from radixpd.core.step import TokenLogprobs
 from radixpd.core.whereabouts import OWN_POOL, OWN_QUEUE, Stage
 
 __all__ = ["DecodeRole"]
-
-ABANDONED = "the decode server has given this room up"
 
 
 class DecodeRole:
@@ -52,8 +51,7 @@ class DecodeRole:
         self.limits = limits
         self.rooms: dict[Room, Incoming] = {}  # in order of arrival
         self._numbers: dict[int, Room] = {}  # a mover knows rooms by number alone
-        self._asked: dict[Room, float] = {}  # quarantined rooms: when the peer was last asked for its `Drained`
-        self._since: dict[Room, float] = {}  # and when they got there
+        self._quarantine = Quarantine(desk, limits)  # rooms that are over
         self._fallen: list[tuple[Request, float]] = []  # waiting to be computed here, since when
 
     def arrive(self, request: Request, now: float) -> Phase:
@@ -64,7 +62,7 @@ class DecodeRole:
             return Phase.WAITING
         for each in request.samples:
             each.trail.leg = "decode"
-        if room.number in self._numbers or room in self._asked:
+        if room.number in self._numbers or room in self._quarantine:
             message = f"bootstrap_room {room.number} is in use, or was until a moment ago"
             self.desk.finish(request, Finish("abort", message=message, status=400), 0)
             return Phase.FINISHED
@@ -80,7 +78,7 @@ class DecodeRole:
 
     def on_refused(self, room: Room, reason: str, status: int) -> None:
         """The peer need not wait for a request that will not come."""
-        if room not in self.rooms and room not in self._asked:
+        if room not in self.rooms and room not in self._quarantine:
             self.desk.tell(room.peer, PeerAbort(room.number, reason, status))
 
     def on_message(self, message: PeerMessage | MoverReport, peer: str, now: float) -> None:
@@ -103,12 +101,9 @@ class DecodeRole:
                 if (found := self._by_number(number)) is not None:
                     self._fail(found, f"the transfer failed: {reason}", 502)
             case Drained(number):
-                room = Room(number, peer)
-                if room in self._asked:
-                    self._readmit(room)
+                self._quarantine.drained(Room(number, peer))
             case Quiet(number):
-                for room in [each for each in self._asked if each.number == number]:
-                    self._readmit(room)
+                self._quarantine.quiet(number)
             case PeerLost(lost, reason):
                 self._lost(lost, reason)
             case PeerSilent(silent, reason):
@@ -131,10 +126,7 @@ class DecodeRole:
         """Deadlines, renewals, reservations."""
         for found in list(self.rooms.values()):
             self._check(found, now)
-        for room, asked in self._asked.items():
-            if now - asked >= self.limits.renew:
-                self._asked[room] = now
-                self.desk.tell(room.peer, PeerAbort(room.number, ABANDONED, 499))
+        self._quarantine.tick(now)
         self._check_fallen(now)
         self._reserve_in_order(now)
 
@@ -144,9 +136,7 @@ class DecodeRole:
         for found in self.rooms.values():
             peer = found.room.peer
             yield found.stage(peer if self._too_much(found, owed) else OWN_QUEUE if self.desk.retracted_wait else OWN_POOL)
-        for room, since in self._since.items():
-            pages = self.desk.holdings.cache.quarantined_in(room)
-            yield Stage(part="quarantine", since=since, waits_for=room.peer, room=room.number, peer=room.peer, pages=pages)
+        yield from self._quarantine.stages()
 
     def queues(self) -> Queues:
         """See `Role`."""
@@ -195,7 +185,7 @@ class DecodeRole:
             return
         owed = self._owed()
         for found in waiting:
-            if self._too_much(found, owed) and not self._distrusted(found.room.peer):
+            if self._too_much(found, owed) and not self._quarantine.distrusts(found.room.peer):
                 continue
             if not self._reserve(found, now):
                 break
@@ -222,7 +212,7 @@ class DecodeRole:
         limit = request.matchable // cache.page_size
         _, pages = cache.peek(request.space, request.data, limit)
         rest = len(request.tokens) - pages * cache.page_size
-        distrusted = rest > self.limits.local_tokens and self._distrusted(found.room.peer)
+        distrusted = rest > self.limits.local_tokens and self._quarantine.distrusts(found.room.peer)
         if distrusted:
             reason = f"the prefill server {found.room.peer} may still write into too many pages of requests that have ended"
             if not self.limits.fallback:
@@ -258,12 +248,6 @@ class DecodeRole:
         self.desk.order(ExpectRoom(room.number, room.peer, own))
         digest, seed = prompt_digest(request.tokens), request.params.seed
         self.desk.tell(room.peer, Reserve(room.number, request.prompt_length, found.skip, own, self.limits.lease, digest, seed))
-
-    def _distrusted(self, peer: str) -> bool:
-        """A peer whose silence has cost too many pages gets no more. Those of the last moments say nothing: it has hardly heard of them."""
-        cache, before = self.desk.holdings.cache, self.desk.now - self.limits.quarantine_patience
-        old = sum(cache.quarantined_in(room) for room, since in self._since.items() if room.peer == peer and since < before)
-        return old > self.limits.quarantine_share * cache.allocator.pages
 
     def _arrived(self, found: Incoming, message: Arrived, now: float) -> None:
         if len(message.tokens) != len(found.request.samples):
@@ -314,22 +298,15 @@ class DecodeRole:
         self._forget(found)
         room = found.room
         if found.reserved:
-            cache = self.desk.holdings.cache
             pages = self.desk.holdings.surrender(found.request)
             if found.asked:
                 self.desk.order(CancelRoom(room.number))
             if gone or not found.asked:
-                cache.allocator.free(pages)
+                self.desk.holdings.cache.allocator.free(pages)
             else:
-                cache.quarantine(room, pages)
-                self._asked[room], self._since[room] = float("-inf"), self.desk.now
+                self._quarantine.hold(room, pages)
         if tell and not gone:
             self.desk.tell(room.peer, PeerAbort(room.number, reason, status))
-
-    def _readmit(self, room: Room) -> None:
-        del self._asked[room]
-        del self._since[room]
-        self.desk.holdings.cache.readmit(room)
 
     def _forget(self, found: Incoming) -> None:
         del self.rooms[found.room]
@@ -338,5 +315,4 @@ class DecodeRole:
     def _lost(self, peer: str, reason: str) -> None:
         for found in [each for each in self.rooms.values() if each.room.peer == peer]:
             self._fail(found, f"the prefill server {peer} is gone: {reason}", 502, gone=True)
-        for room in [each for each in self._asked if each.peer == peer]:
-            self._readmit(room)
+        self._quarantine.lost(peer)
