@@ -2,7 +2,8 @@
 
 Arguments -> one command line for each server and the load balancer -> `CommandGroup`. Flags of `launch_server` are for every server,
 except --host and --port, which are the load balancer's. Invariants: the servers listen on loopback only and share a secret that is drawn
-here and never shown; pool and threads that no flag sets are divided. Exit codes are those of `launch_server`.
+here and never shown; each tells the load balancer alone what it has cached; pool and threads that no flag sets are divided. Exit codes
+are those of `launch_server`.
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ def _words(flag: str, text: str) -> tuple[str, ...]:
         raise ConfigError(f"{flag}: {error}") from None
 
 
-def server_flags(group: Group, role: str, *, port: int, bootstrap_port: int, shares: Shares) -> list[str]:
-    """The command line of one server; what stands last wins."""
+def server_flags(group: Group, role: str, *, port: int, bootstrap_port: int, shares: Shares, events: str) -> list[str]:
+    """The command line of one server; what stands last wins. `events`: what the paths of its sockets for KV events begin with."""
     settings = cli.parse(group.args(role))
     flags = [*group.args(role), "--host", LOOPBACK, "--port", str(port)]
     flags += ["--disaggregation-mode", role, "--disaggregation-bootstrap-port", str(bootstrap_port)]
@@ -142,6 +143,10 @@ def server_flags(group: Group, role: str, *, port: int, bootstrap_port: int, sha
         flags += ["--threads", str(shares.threads)]
     if settings.engine.random_seed is None:
         flags += ["--random-seed", str(shares.seed)]
+    if settings.cache.kv_events_config is None and not settings.cache.disable_radix_cache:
+        # Events tell the prompts' tokens: only who may enter the group's directory hears them.
+        told = {"publisher": "zmq", "endpoint": f"ipc://{events}-events", "replay_endpoint": f"ipc://{events}-replay"}
+        flags += ["--kv-events-config", json.dumps(told)]
     if role == "decode" and not settings.disaggregation.disaggregation_peers:
         flags += ["--disaggregation-peers", LOOPBACK]
     return flags
@@ -252,7 +257,8 @@ def serve(group: Group) -> int:
         for role, count in (("prefill", group.prefill), ("decode", group.decode)):
             ports[role] = [(next(each), next(each)) for each in (_free_ports(2, held) for _ in range(count))]
             for index, (port, bootstrap) in enumerate(ports[role]):
-                flags = server_flags(group, role, port=port, bootstrap_port=bootstrap, shares=shares)
+                events = f"{directory}/{role}-{index}"
+                flags = server_flags(group, role, port=port, bootstrap_port=bootstrap, shares=shares, events=events)
                 commands.append(Command(f"{role}-{index}", [sys.executable, "-m", "radixpd.launch_server", *flags], environment, wave=1))
         file = _write_private(Path(directory) / "lb.json", balancer_file(group, ports["prefill"], [port for port, _ in ports["decode"]]))
         balancer = [sys.executable, "-m", "radixpd.mini_lb", "--config", str(file), *group.lb_args]

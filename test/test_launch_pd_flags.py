@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -24,7 +25,7 @@ SHARES = Shares(pool_tokens=1600, threads=2, seed=77)
 
 
 def settings_of(group, role="prefill", **ports):
-    flags = server_flags(group, role, **{"port": 4001, "bootstrap_port": 4002, **ports}, shares=SHARES)
+    flags = server_flags(group, role, **{"port": 4001, "bootstrap_port": 4002, **ports}, shares=SHARES, events="/private/p0")
     return cli.parse(flags)
 
 
@@ -43,6 +44,14 @@ def test_each_server_has_its_role_and_ports() -> None:
 def test_what_no_flag_sets_is_divided() -> None:
     settings = settings_of(parse(MODEL))
     assert (settings.cache.max_total_tokens, settings.engine.threads, settings.engine.random_seed) == (1600, 2, 77)
+
+
+def test_servers_tell_the_balancer_what_they_have_cached() -> None:
+    told = json.loads(settings_of(parse(MODEL)).cache.kv_events_config or "")
+    assert told == {"publisher": "zmq", "endpoint": "ipc:///private/p0-events", "replay_endpoint": "ipc:///private/p0-replay"}
+    own = '{"publisher": "null"}'
+    assert settings_of(parse([*MODEL, "--kv-events-config", own])).cache.kv_events_config == own
+    assert settings_of(parse([*MODEL, "--disable-radix-cache"])).cache.kv_events_config is None
 
 
 def test_flags_win_over_shares() -> None:

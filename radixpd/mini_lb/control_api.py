@@ -116,6 +116,7 @@ def shown(worker: Worker, now: float) -> dict[str, Any]:
         "state": worker.state(now),
         "open_requests": worker.open,
         "incarnation": worker.incarnation,
+        "cache_known": worker.hears(),
         "ended_requests": worker.outcomes,
         "load": {"running": load.running, "waiting": load.waiting, "kv_tokens": load.kv_tokens, "free_tokens": load.free_tokens},
     }

@@ -13,8 +13,9 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from radixpd.errors import BadRequest
 from radixpd.mini_lb.breaker import Breaker, BreakerRules, State, Ticket
@@ -37,8 +38,9 @@ logger = logging.getLogger(__name__)
 class Worker:
     """One worker as it looks now."""
 
-    def __init__(self, spec: WorkerSpec, breaker: Breaker, short: str) -> None:
+    def __init__(self, spec: WorkerSpec, breaker: Breaker, short: str, hears: Callable[[], bool]) -> None:
         self.spec = spec
+        self.hears = hears  # whether its events are heard, so that its cache is known
         self.short = short  # what answers to clients call it: an address would tell too much
         self.breaker = breaker
         self.up = False
@@ -60,15 +62,15 @@ class Worker:
         """Whether a new request may go there."""
         return self.up and not self.draining and self.breaker.allows(now)
 
-    def snapshot(self, now: float, *, events: bool = False) -> WorkerSnapshot:
-        """For the policies. `events`: the index knows its cache."""
+    def snapshot(self, now: float) -> WorkerSnapshot:
+        """For the policies."""
         load = self.load
         return WorkerSnapshot(
             name=self.name,
             url=self.spec.url,
             role=self.spec.role,
             usable=self.usable(now),
-            events=events,
+            events=self.hears(),
             running=load.running,
             waiting=load.waiting,
             max_running=load.max_running,
@@ -167,8 +169,7 @@ class Fleet:
 
     def snapshots(self, now: float, *, without: frozenset[str] = frozenset()) -> list[WorkerSnapshot]:
         """For the policies."""
-        hears = self._listeners.hears
-        return [worker.snapshot(now, events=hears(name)) for name, worker in self._workers.items() if name not in without]
+        return [worker.snapshot(now) for name, worker in self._workers.items() if name not in without]
 
     def add(self, spec: WorkerSpec) -> Worker:
         """A worker joins, or one that was leaving stays. It gets requests once it has been seen healthy."""
@@ -180,7 +181,8 @@ class Fleet:
             return worker
         breaker = Breaker(self._rules, random.uniform)
         self._joined += 1
-        worker = self._workers[spec.url] = Worker(spec, breaker, f"{'w' if spec.role == 'regular' else spec.role[0]}{self._joined}")
+        short = f"{'w' if spec.role == 'regular' else spec.role[0]}{self._joined}"
+        worker = self._workers[spec.url] = Worker(spec, breaker, short, partial(self._listeners.hears, spec.url))
         task = self._tasks[spec.url] = asyncio.create_task(self._watch(worker))
         task.add_done_callback(_watched)
         return worker

@@ -51,6 +51,7 @@ class _StateCollector(Collector):
         now = time.monotonic()
         up = GaugeMetricFamily(PREFIX + "worker_up", "Whether a worker gets requests", labels=WORKER)
         running = GaugeMetricFamily(PREFIX + "worker_num_running_reqs", "Requests of ours at a worker", labels=WORKER)
+        known = GaugeMetricFamily(PREFIX + "worker_cache_known", "Whether a worker's KV events are heard", labels=WORKER)
         circuit = GaugeMetricFamily(PREFIX + "worker_circuit", "A worker's circuit: 0 closed, 1 half-open, 2 open", labels=WORKER)
         changes = CounterMetricFamily(PREFIX + "worker_circuit_transitions", "Changes of a worker's circuit", labels=WORKER)
         restarts = CounterMetricFamily(PREFIX + "worker_restarts", "Times that a worker was seen as a new process", labels=WORKER)
@@ -61,12 +62,13 @@ class _StateCollector(Collector):
             labels = (worker.name, worker.spec.role)
             up.add_metric(labels, worker.usable(now))
             running.add_metric(labels, worker.open)
+            known.add_metric(labels, worker.hears())
             circuit.add_metric(labels, (State.CLOSED, State.HALF_OPEN, State.OPEN).index(worker.breaker.state(now)))
             changes.add_metric(labels, worker.breaker.transitions)
             restarts.add_metric(labels, worker.incarnation - 1)
             for outcome, count in worker.outcomes.items():
                 legs.add_metric((*labels, outcome), count)
-        yield from (up, running, circuit, changes, restarts, legs)
+        yield from (up, running, known, circuit, changes, restarts, legs)
 
 
 class Metrics:

@@ -104,6 +104,20 @@ def test_a_prompt_is_computed_by_prefill(shared: Server) -> None:
     assert (journey["local_computed_tokens"], journey["fallback"], journey["leg"]) == (0, "", "decode")
 
 
+def test_the_balancer_knows_what_each_server_has(shared: Server) -> None:
+    until(lambda: all(worker["cache_known"] for worker in workers(shared)), "every server's events are heard")
+    body = {"text": "all that was said before, and nothing else. " * 8, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+    shared.generate(**body)
+
+    def found_again() -> bool:
+        answer = shared.post("/generate", body)
+        hits = shared.get(f"/explain?rid={answer.headers['X-Request-Id']}").json["tries"][0]["candidates"][0]
+        seen = [hits["hits"], hits["decode_hits"]]
+        return any(each["exact"] and each["device"] == 336 for each in seen)  # of 352: the last token is computed
+
+    until(found_again, "a prompt is expected where it lies")
+
+
 def test_a_client_that_hangs_up_leaves_nothing_running(shared: Server) -> None:
     events = shared.stream("/generate", {"text": "a long answer", "sampling_params": {**LONG, "max_new_tokens": 3000}})
     next(events)

@@ -100,7 +100,7 @@ def worker(serve: Callable[..., Server]) -> Worker:
 async def exact(worker: Worker) -> Lb:
     """A balancer before it that knows its cache."""
     lb = await Lb.start("--policy", "kv_cost", "--worker-urls", worker.server.url)
-    await until(lambda: [each.events for each in lb.parts.fleet.snapshots(0.0)] == [True], "the events are heard")
+    await until(lambda: all(each.hears() for each in lb.parts.fleet), "the events are heard")
     await until(lambda: lb.parts.proxy._prompts._text, "the tokenizer is loaded")
     return lb
 

@@ -90,6 +90,7 @@ class Stub:
     script: Script | None = None
     healthy: bool = True
     load: dict[str, Any] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)  # what /server_info says, if anything
     statuses: dict[str, int] = field(default_factory=dict)  # by path, where it is not 200 and no script answers
     visits: list[Visit] = field(default_factory=list)  # but for looks at health and load
     looks: list[Visit] = field(default_factory=list)
@@ -130,6 +131,9 @@ class Stub:
             if request.path == "/health":
                 return web.Response(status=200 if self.healthy else 503)
             return web.json_response(self.load)
+        if request.path == "/server_info" and self.info:
+            self.looks.append(visit)
+            return web.json_response(self.info)
         visit.raw = await request.read()
         self.visits.append(visit)
         try:
