@@ -6,9 +6,10 @@ Records that the roles keep and change; what is said here is derived from them. 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from radixpd.core.handoff import Arrived, Reserve, Room
+from radixpd.core.page_hash import prompt_digest
 from radixpd.core.request import Phase, Request
 from radixpd.core.step import TokenLogprobs
 from radixpd.core.whereabouts import OWN_MOVER, OWN_POOL, OWN_QUEUE, RUNNER, Part, Stage
@@ -40,6 +41,30 @@ class Outgoing:
     def sending(self) -> bool:
         """Whether any page has been handed to the mover."""
         return self.sent > self.had
+
+    def mismatch(self, page_size: int) -> str:
+        """What is wrong with the reservation, once body and reservation are here; empty if nothing is."""
+        assert self.request is not None
+        assert self.reserve is not None
+        request, reserve = self.request, self.reserve
+        length = request.prompt_length
+        if reserve.prompt_tokens != length:
+            return f"the prompt has {length} tokens on the prefill server and {reserve.prompt_tokens} on the decode server"
+        if reserve.digest != prompt_digest(request.tokens):
+            return "the prompt differs from that on the decode server: two requests seem to name one bootstrap_room"
+        pages = -(-length // page_size) - reserve.skip // page_size
+        if reserve.skip % page_size or not 0 <= reserve.skip < length or len(reserve.pages) != pages:
+            return f"{len(reserve.pages)} pages reserved behind {reserve.skip} tokens, where {pages} are needed"
+        return ""
+
+    def promise(self) -> None:
+        """From now on the pages of the prompt belong to the handoff as well; first tokens are drawn as decode draws the others."""
+        assert self.request is not None
+        assert self.reserve is not None
+        self.request.read_by_peer = True
+        params = replace(self.request.params, seed=self.reserve.seed)
+        for each in self.request.samples:
+            each.params, each.trail.skip = params, self.reserve.skip
 
     def stages(self) -> Iterator[Stage]:
         """Where it stands: once for the room, but for each sample once they are done here."""

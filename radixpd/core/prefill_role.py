@@ -9,9 +9,7 @@ stays dead for a while (tombstone). A request without a room is served here from
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,26 +33,17 @@ from radixpd.core.handoff import (
 )  # fmt: skip
 from radixpd.core.legs import Outgoing
 from radixpd.core.load import Queues
-from radixpd.core.page_hash import prompt_digest
 from radixpd.core.plan_builder import PlanBuilder
 from radixpd.core.request import Finish, Phase, Request
 from radixpd.core.roles import Desk, Next
 from radixpd.core.step import Send, TokenLogprobs
+from radixpd.core.tombstones import Tombstones
 from radixpd.core.whereabouts import OWN_MOVER, Stage
 
 __all__ = ["PrefillRole"]
 
 LOOK = 0.1  # seconds between two looks at the deadlines
 CLIENT_GONE = 499  # status of a room that nobody wants any more: no failure
-
-
-@dataclass(frozen=True, slots=True)
-class Tombstone:
-    """A room that is over. `reason`: why it was not delivered, empty if it was."""
-
-    until: float
-    reason: str
-    status: int
 
 
 class PrefillRole:
@@ -65,7 +54,7 @@ class PrefillRole:
         self.limits = limits
         self.rooms: dict[int, Outgoing] = {}
         self.draining: dict[int, tuple[str, float]] = {}  # over, but the mover may still write: the peer to tell, since when
-        self.dead: OrderedDict[int, Tombstone] = OrderedDict()
+        self.dead = Tombstones(limits)
         self.strangers = 0  # messages about rooms of somebody else
         self._tickets: dict[int, Outgoing] = {}
         self._numbers = itertools.count(1)
@@ -81,7 +70,7 @@ class PrefillRole:
         found = self.rooms.get(number)
         if number in self.draining or number in self.dead or (found is not None and found.request is not None):
             reason, status = f"bootstrap_room {number} is in use, or was until a moment ago", 400
-            if (stone := self.dead.get(number)) is not None and stone.reason:
+            if (stone := self.dead.failure(number)) is not None:
                 reason, status = f"bootstrap_room {number} is over: {stone.reason}", stone.status
             self.desk.finish(request, Finish("abort", message=reason, status=status), 0)
             return Phase.FINISHED
@@ -93,11 +82,10 @@ class PrefillRole:
             self._over(found, now)
             self.desk.finish(request, Finish("length"), 0)
             return Phase.FINISHED
-        assert found.reserve is not None
-        if problem := _mismatch(found.reserve, request, self.desk.holdings.cache.page_size):
+        if problem := found.mismatch(self.desk.holdings.cache.page_size):
             self.desk.finish(request, Finish("abort", message=problem, status=400), 0)
             return Phase.FINISHED
-        _promise(request, found.reserve)
+        found.promise()
         return Phase.WAITING
 
     def on_refused(self, room: Room, reason: str, status: int) -> None:
@@ -105,7 +93,7 @@ class PrefillRole:
         found, now = self.rooms.get(room.number), self.desk.now
         if found is None:
             if room.number not in self.draining and room.number not in self.dead:
-                self._bury(room.number, now, reason, status)
+                self.dead.bury(room.number, now, reason, status)
         elif found.request is None:
             self._fail(found, reason, status, now, told=False)
 
@@ -205,8 +193,7 @@ class PrefillRole:
                 self._fail(found, self._silence(found), 504, now, told=False)
         # Who was to hear of their end has not been heard of for long: nothing is kept for it but this note.
         self.draining = {room: each for room, each in self.draining.items() if now - each[1] < self.limits.tombstone}
-        while self.dead and next(iter(self.dead.values())).until < now:
-            self.dead.popitem(last=False)
+        self.dead.tick(now)
 
     def stages(self) -> Iterator[Stage]:
         """See `Role`."""
@@ -248,7 +235,7 @@ class PrefillRole:
 
     def _reserve(self, message: Reserve, peer: str, now: float) -> None:
         number = message.room
-        if (stone := self.dead.get(number)) is not None and stone.reason:
+        if (stone := self.dead.failure(number)) is not None:
             self.desk.tell(peer, PeerAbort(number, stone.reason, stone.status))
             return
         found = self._claim(number, peer, now)
@@ -261,10 +248,10 @@ class PrefillRole:
         if request is None:
             found.deadline = now + self.limits.body
             return
-        if problem := _mismatch(message, request, self.desk.holdings.cache.page_size):
+        if problem := found.mismatch(self.desk.holdings.cache.page_size):
             self._fail(found, problem, 400, now, told=False)
             return
-        _promise(request, message)
+        found.promise()
         request.trail.reserved = now - request.arrived
         self.desk.enqueue(request)
 
@@ -327,17 +314,11 @@ class PrefillRole:
             self.desk.tell(found.peer, PeerAbort(found.room, reason, status))
         if found.peer and not found.sending:
             self.desk.tell(found.peer, Drained(found.room))
-        self._bury(found.room, self.desk.now, reason, status)
+        self.dead.bury(found.room, self.desk.now, reason, status)
 
     def _over(self, found: Outgoing, now: float) -> None:
         del self.rooms[found.room]
-        self._bury(found.room, now)
-
-    def _bury(self, number: int, now: float, reason: str = "", status: int = 200) -> None:
-        self.dead.pop(number, None)
-        self.dead[number] = Tombstone(now + self.limits.tombstone, reason, status)
-        while len(self.dead) > self.limits.tombstones:
-            self.dead.popitem(last=False)
+        self.dead.bury(found.room, now)
 
     def _silence(self, found: Outgoing) -> str:
         flag = self.limits.deadlines["body"]
@@ -346,24 +327,3 @@ class PrefillRole:
         if found.reserve is None and not found.peer:
             return f"no decode server reserved room {found.room} within {self.limits.body:g} s ({flag} of the prefill server)"
         return f"the decode server has not renewed room {found.room} in time"
-
-
-def _promise(request: Request, reserve: Reserve) -> None:
-    """From now on the pages of the request's prompt belong to the handoff as well; first tokens are drawn as decode draws the others."""
-    request.read_by_peer = True
-    params = replace(request.params, seed=reserve.seed)
-    for each in request.samples:
-        each.params, each.trail.skip = params, reserve.skip
-
-
-def _mismatch(reserve: Reserve, request: Request, page_size: int) -> str:
-    """What is wrong with a reservation; empty if nothing is."""
-    length = request.prompt_length
-    if reserve.prompt_tokens != length:
-        return f"the prompt has {length} tokens on the prefill server and {reserve.prompt_tokens} on the decode server"
-    if reserve.digest != prompt_digest(request.tokens):
-        return "the prompt differs from that on the decode server: two requests seem to name one bootstrap_room"
-    pages = -(-length // page_size) - reserve.skip // page_size
-    if reserve.skip % page_size or not 0 <= reserve.skip < length or len(reserve.pages) != pages:
-        return f"{len(reserve.pages)} pages reserved behind {reserve.skip} tokens, where {pages} are needed"
-    return ""
