@@ -23,10 +23,11 @@ import numpy as np
 from radixpd.core.handoff import PeerLost
 from radixpd.errors import ConfigError, PeerFailed
 from radixpd.kv import frames
-from radixpd.kv.inbound import Inbound, Reception
+from radixpd.kv.inbound import Inbound
 from radixpd.kv.layout import KVLayout
 from radixpd.kv.outbound import Frame, Line
 from radixpd.kv.pool import Pool
+from radixpd.kv.reception import Reception
 from radixpd.kv.stream import Broken, Stream
 from radixpd.kv.transport import Endpoint, Finished, Ground, News, boot_id, byte_rows, check_endpoint, check_token
 
