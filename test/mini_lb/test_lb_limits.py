@@ -203,6 +203,16 @@ async def test_when_the_queue_is_full_the_longest_line_pays(line) -> None:
     assert all_of_it.lb.parts.gate.rejected["queue_full"] == 2
 
 
+async def test_whoever_has_waited_too_long_leaves_room_for_others() -> None:
+    gate = Gate(most=1, queue=1, seconds=0.01)
+    async with gate.place("a"):
+        for _ in range(3):
+            with pytest.raises(Overloaded, match="--queue-timeout-secs"):
+                await gate.place("a").__aenter__()
+            assert gate.waiting == 0
+    assert gate.rejected["queue_full"] == 0
+
+
 def test_a_header_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="--fair-by X Tenant: give user, api_key or the name of a header"):
         parse(["--fair-by", "X Tenant"])

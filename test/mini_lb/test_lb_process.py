@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from radixpd.mini_lb import __main__ as process
 
 ROOT = Path(__file__).parents[2]
 TEXT, DONE = event({"text": "x"}), b"data: [DONE]\n\n"
+FILES = (("--workers-file", "/nowhere/file"), ("--request-log", "/nowhere/file"))
 
 
 class Process:
@@ -132,12 +134,36 @@ async def test_a_port_that_is_taken_is_one_line(launch) -> None:
     assert lb.log == (f"radixpd: error: port {port} on 127.0.0.1 is in use: stop what listens there or choose another with --port\n")
 
 
-@pytest.mark.parametrize("flags", [("--policy", "best"), ("--host", "203.0.113.1"), ("--worker-urls", "x")])
+@pytest.mark.parametrize("flags", [("--policy", "best"), ("--host", "203.0.113.1"), ("--worker-urls", "x"), *FILES])
 async def test_a_fault_is_one_line_and_code_2(launch, flags) -> None:
     lb = await launch(*flags, "--port", "0", ready=False)
     assert await lb.end() == 2
     assert lb.log.startswith("radixpd: error: ")
     assert lb.log.count("\n") == 1
+
+
+async def test_sighup_reads_and_opens_files_again(stubs, launch, tmp_path) -> None:
+    a, b = await stubs("a", "b")
+    workers, log = tmp_path / "workers.json", tmp_path / "requests.jsonl"
+    workers.write_text(json.dumps({"worker-urls": [a.url]}))
+    flags = ("--workers-file", str(workers), "--request-log", str(log), "--health-check-interval-secs", "3600")
+    lb = await launch(*flags, "--port", "0")
+    async with aiohttp.ClientSession(lb.url) as http:
+
+        async def ask() -> str:
+            async with http.post("/generate", json={"text": "q"}) as response:
+                return (await response.json())["text"]
+
+        assert await ask() == "a"
+        await until(lambda: log.read_text().count("\n") == 1, "its line is there")
+        log.rename(tmp_path / "old")
+        workers.write_text(json.dumps({"worker-urls": [b.url]}))
+        lb.running.send_signal(signal.SIGHUP)
+        await lb.read_until(f"(worker {re.escape(b.url)} is up)")
+        assert await ask() == "b"
+    lb.running.terminate()
+    assert await lb.end() == 0
+    assert [path.read_text().count("\n") for path in (tmp_path / "old", log)] == [1, 1]
 
 
 async def test_it_loads_no_torch(stubs, launch) -> None:

@@ -243,9 +243,9 @@ def test_the_ring_is_bounded_and_the_newest_come_first() -> None:
 
 def test_a_name_that_is_used_again_means_the_latest() -> None:
     decisions = Decisions(3)
-    for path in ("/a", "/b"):
-        decisions.remember(decisions.begin("same", path, 0.0))
-    decisions.remember(decisions.begin("other", "/c", 0.0))
+    for rid, path in (("same", "/a"), ("other", "/c"), ("same", "/b")):
+        decisions.remember(decisions.begin(rid, path, 0.0))
+    assert [each.path for each in decisions] == ["/b", "/c"]
     found = decisions.find("same")
     assert found is not None
     assert found.path == "/b"
