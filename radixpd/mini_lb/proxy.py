@@ -39,6 +39,7 @@ from radixpd.server.wire import read_bytes
 
 __all__ = ["Proxy"]
 
+MOST_WORDS = 300  # of a failure that is remembered: a worker may have said anything
 Without = frozenset[str]
 Try = tuple[Answer, Books | None]
 
@@ -170,7 +171,7 @@ class Proxy:
             ) as answer:
                 yield answer, books
         except LegFailed as error:
-            tried.failure = str(error)
+            tried.failure = str(error)[:MOST_WORDS]
             raise
         finally:
             books.close()
