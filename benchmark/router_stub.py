@@ -164,8 +164,9 @@ class Worker:
             "tp_size": 1, "dp_size": 1, "vocab_size": 257, "context_length": CONTEXT, "has_chat_template": True,
             "internal_states": [{"load": self.counts.running}],
             # What radixpd's load balancer goes by, see `mini_lb.card`.
-            "incarnation": self._incarnation, "model_fingerprint": asked.fingerprint, "text_identity": self._text, "page_size": BLOCK,
-            "tokenizer_directory": asked.tokenizer, "max_request_tokens": CONTEXT, "kv_events": events if asked.events else None,
+            "role": "regular", "incarnation": self._incarnation, "model_fingerprint": asked.fingerprint, "text_identity": self._text,
+            "page_size": BLOCK, "tokenizer_directory": asked.tokenizer, "max_request_tokens": CONTEXT,
+            "kv_events": events if asked.events else None,
         })  # fmt: skip
 
     async def load(self, _request: web.Request) -> web.Response:
@@ -175,6 +176,7 @@ class Worker:
         return web.json_response({
             "running": self.counts.running, "waiting": 0, "max_running": 1024, "pages": blocks, "free_pages": blocks - cached,
             "tree_pages": cached, "locked_pages": 0, "page_size": BLOCK, "steps_total": self._served,
+            "incarnation": self._incarnation, "role": "regular",
         })  # fmt: skip
 
     async def stats(self, _request: web.Request) -> web.Response:

@@ -158,7 +158,7 @@ class Line:
         elif not entry.stream and entry.prompt and entry.told is not None:
             own = Work.of(entry.new + entry.cached - entry.told, entry.told)
             self.speed.prompt(own, entry.ahead, begun=entry.begun, seconds=max(now - entry.sent, 0.0), output=output)
-            self.speed.step(len(self.entries), self.tokens, self.speed.prefill.token_s)
+            self.speed.presumed_step(len(self.entries), self.tokens)
 
     def _presume(self, now: float) -> None:
         """Plain answers at the head of the queue whose first token was due have it."""

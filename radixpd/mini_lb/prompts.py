@@ -35,7 +35,8 @@ from radixpd.text.tokenizer import Tokenizer, load_tokenizer
 __all__ = ["Prompts"]
 
 MEMORY_BYTES = 1 << 26  # for pieces of prompts and their ids
-AT_ONCE = 4096  # characters (bytes of messages) that are worked on without a thread
+AT_ONCE = 4096  # characters that are tokenized without a thread
+RENDERED_AT_ONCE = 1 << 16  # bytes of a chat whose template is filled without one: that is quick, and most chats are longer than `AT_ONCE`
 LONGEST_BODY = 1 << 23  # bytes; a longer one is not read
 SECONDS = 5.0  # for one prompt
 THREADS = 2
@@ -124,13 +125,10 @@ class Prompts:
         try:
             async with asyncio.timeout(SECONDS):
                 prompts, fields = await self._prompts(path, ask.body, text, card)
-        except (RadixpdError, msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, TimeoutError):
-            return ask
-        cut = fields.truncate_prompt_tokens is not None or (card.truncates and any(len(ids) >= card.longest for ids in prompts))
-        if cut or not prompts:
-            return ask
-        which = max(range(len(prompts)), key=lambda index: len(prompts[index]))
-        return replace(ask, route=_named(ask.route, prompts, which, fields, card, authorization))
+            cut = fields.truncate_prompt_tokens is not None or (card.truncates and any(len(ids) >= card.longest for ids in prompts))
+            return ask if cut else replace(ask, route=_named(ask.route, prompts, fields, card, authorization))
+        except (RadixpdError, msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, LookupError, RecursionError, TimeoutError):
+            return ask  # the worker says what is wrong with it
 
     # ---- prompts --------------------------------------------------------------------------------------------------------------
 
@@ -165,7 +163,7 @@ class Prompts:
             continued=chat.continue_final_message is True,
             template_kwargs=chat.chat_template_kwargs,
         )
-        return await self._aside(lambda: template.render(**arguments), size)
+        return await self._aside(lambda: template.render(**arguments), size, RENDERED_AT_ONCE)
 
     async def _ids(self, prompt: str | list[int], text: _Text, card: Card, *, special: bool) -> np.ndarray:
         if not isinstance(prompt, str):
@@ -176,9 +174,9 @@ class Prompts:
         computed = await self._aside(lambda: text.memory.work(cut), cut.unknown) if cut.unknown else []
         return text.memory.join(cut, computed, special=special)
 
-    async def _aside(self, work: Callable[[], Result], size: int) -> Result:
+    async def _aside(self, work: Callable[[], Result], size: int, at_once: int = AT_ONCE) -> Result:
         """The result of `work`, which does not hold up the loop where there is much of it."""
-        if size <= AT_ONCE:
+        if size <= at_once:
             return work()
         async with self._threads:
             return await in_thread(work, seconds=SECONDS)
@@ -217,8 +215,9 @@ def _read_text(directory: str, card: Card) -> _Text:
     return _Text(identity, PieceMemory(tokenizer, MEMORY_BYTES), template, tokenizer.longest_token)
 
 
-def _named(route: RouteAsk, prompts: Sequence[np.ndarray], which: int, fields: _Common, card: Card, authorization: str) -> RouteAsk:
-    """The route ask with the pages of prompt number `which`: those that a worker can find, as it always computes the last token."""
+def _named(route: RouteAsk, prompts: Sequence[np.ndarray], fields: _Common, card: Card, authorization: str) -> RouteAsk:
+    """The route ask with the pages of the longest prompt: those that a worker can find, as it always computes the last token."""
+    which = max(range(len(prompts)), key=lambda index: len(prompts[index]))
     ids, size = prompts[which], card.hashing.page_size
     parts = {tag: value for tag in ("extra_key", "cache_salt") if (value := _of(getattr(fields, tag), which))}
     space = namespace(parts)

@@ -139,7 +139,7 @@ class Tuning:
     imbalance_soft: float = 0.25  # price of a worker's recent work over the mean, as a share of computing the prompt
     imbalance_bound: float = 1.1  # over the mean by this factor
     imbalance_noise: float = 1.0  # standard deviations of work that came by chance, which no worker pays for
-    imbalance_hard: float = 1.0  # and the excess costs this, times the prefix's heat
+    imbalance_hard: float = 2.0  # and the excess costs this, times the prefix's heat
     hot: float = 20.0  # requests with the same prefix that count as heat
     handoff_s: float = 0.005  # that a handoff takes beside the bytes
     link_bytes_per_s: float = 1e9  # between prefill and decode servers

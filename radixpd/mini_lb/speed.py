@@ -12,18 +12,18 @@ from radixpd.mini_lb.snapshot import DecodeModel
 
 __all__ = ["Fits", "Speed"]
 
-OWN_MEMORY, COMMON_MEMORY = 50, 400  # observations that count
+REMEMBERED = 400  # observations
 TRUSTED = 20  # observations of a worker before its own fit can win
 MEMORY = 0.02  # share of the newest error in the mean ones
 CLEARLY = 0.75  # of the common fit's mean error
 
 
 class Fits:
-    """What is known of a worker, or of all: of those more is remembered."""
+    """What is known of a worker, or of all. Both remember as much: else the one that forgets sooner would seem better in a bad minute."""
 
-    def __init__(self, memory: int = COMMON_MEMORY) -> None:
-        self.prefill = PrefillFit(memory=memory)
-        self.decode = DecodeFit(memory=memory)
+    def __init__(self) -> None:
+        self.prefill = PrefillFit(memory=REMEMBERED)
+        self.decode = DecodeFit(memory=REMEMBERED)
 
 
 class _Contest:
@@ -52,7 +52,7 @@ class Speed:
 
     def __init__(self, common: Fits) -> None:
         self._common = common
-        self._own = Fits(OWN_MEMORY)
+        self._own = Fits()
         self._prompts = _Contest()
         self._steps = _Contest()
 
@@ -75,11 +75,16 @@ class Speed:
             fit.observe(own, ahead, begun=begun, seconds=seconds, output=output)
 
     def step(self, rows: float, tokens: int, seconds: float) -> None:
-        """As `DecodeFit.observe`."""
+        """As `DecodeFit.observe`, of a stream, whose steps were seen."""
         mine, common = self._own.decode, self._common.decode
         self._steps.judge(mine.model.step(rows, tokens), common.model.step(rows, tokens), seconds)
         for fit in (mine, common):
             fit.observe(rows, tokens, seconds)
+
+    def presumed_step(self, rows: float, tokens: int) -> None:
+        """Of a plain answer: what its prompt's fit says of output tokens, which proves nothing about either fit of steps."""
+        for fit in (self._own.decode, self._common.decode):
+            fit.observe(rows, tokens, self.prefill.token_s)
 
 
 def _wrong(predicted: float, measured: float) -> float:
