@@ -25,7 +25,7 @@ from radixpd.mini_lb.ask import Ask
 from radixpd.mini_lb.card import Card
 from radixpd.mini_lb.snapshot import RouteAsk
 from radixpd.runtime.caller import Caller
-from radixpd.runtime.off_loop import in_thread
+from radixpd.runtime.off_loop import Pace, in_thread
 from radixpd.server.guards import TENANT
 from radixpd.text.chat import ChatTemplate, load_chat_template, render_arguments
 from radixpd.text.identity import text_identity
@@ -151,7 +151,11 @@ class Prompts:
             found = native.text if native.text is not None else _PROMPTS.decode(native.input_ids)
         if isinstance(found, str) or (found and isinstance(found[0], int)):
             found = [found]
-        return [await self._ids(prompt, text, card, special=special) for prompt in found], fields
+        prompts, pace = [], Pace()
+        for prompt in found:
+            prompts.append(await self._ids(prompt, text, card, special=special))
+            await pace.breathe()
+        return prompts, fields
 
     async def _rendered(self, chat: _Chat, size: int, text: _Text) -> str:
         template = text.template

@@ -130,6 +130,51 @@ async def test_a_restarted_worker_is_another_one(stubs, balance, monkeypatch) ->
     assert await lb.metric("worker_restarts_total", worker=a.url) == 1
 
 
+INFO = {
+    "incarnation": "one", "role": "prefill", "model_fingerprint": "f", "text_identity": "t", "tokenizer_directory": "/d", "page_size": 16,
+    "max_request_tokens": 100, "disaggregation_bootstrap_port": 7001,
+}  # fmt: skip
+
+
+async def test_the_name_of_a_process_says_more_than_its_steps(stubs, balance) -> None:
+    (a,) = await stubs("a", load={**LOAD, "incarnation": "one", "role": "regular"})
+    lb = await balance("--worker-urls", a.url)
+    await until(lambda: next(iter(lb.parts.fleet)).load.steps == 500, "the load was read")
+    a.load = {**a.load, "steps_total": 3}  # an old report
+    await until(lambda: next(iter(lb.parts.fleet)).load.steps == 3, "the load was read")
+    assert (await shown(lb, a.url))["incarnation"] == 1
+    a.load = {**a.load, "steps_total": 900, "incarnation": "two"}
+    await until(lambda: next(iter(lb.parts.fleet)).load.steps == 900, "the load was read")
+    assert (await shown(lb, a.url))["incarnation"] == 2
+
+
+async def test_a_worker_that_switches_its_role_gets_other_requests(stubs, balance) -> None:
+    """Nobody tells the balancer; where the new prefill server is met, it says itself."""
+    load = {**LOAD, "incarnation": "one"}
+    p, d = await stubs("p", "d", load={**load, "role": "prefill"}, info=INFO)
+    d.load, d.info = {**load, "role": "decode"}, {**INFO, "role": "decode", "disaggregation_bootstrap_port": 7002}
+    lb = await balance("--prefill", p.url, "7001", "--decode", d.url)
+    await lb.up(2)
+    await lb.post()
+    assert p.visits[-1].body["bootstrap_port"] == 7001
+    p.load, p.info = {**p.load, "role": "decode"}, {**p.info, "role": "decode"}
+    d.load, d.info = {**d.load, "role": "prefill"}, {**d.info, "role": "prefill"}
+    roles = {p.url: "decode", d.url: "prefill"}
+    await until(lambda: {each.name: each.spec.role for each in lb.parts.fleet} == roles, "the switch was seen")
+    assert (await lb.post())["text"] == "p"
+    assert d.visits[-1].body["bootstrap_port"] == 7002
+    assert (await shown(lb, d.url))["incarnation"] == 1
+
+
+async def test_a_worker_that_does_not_say_who_it_is_is_asked_again(stubs, balance) -> None:
+    (a,) = await stubs("a", load={**LOAD, "incarnation": "one", "role": "regular"}, info={"odd": 1})
+    lb = await balance("--worker-urls", a.url)
+    await until(lambda: sum(look.path == "/server_info" for look in a.looks) > 2, "it is asked again and again")
+    assert (await lb.post())["text"] == "a"
+    a.info = {**INFO, "role": "regular"}
+    await until(lambda: next(iter(lb.parts.fleet)).card, "it has said who it is")
+
+
 async def test_looking_ends_whatever_happens_at_that_moment(stubs, balance) -> None:
     """A request that fails just when the balancer ends, or a worker leaves, must not keep its look-out alive."""
     (a,) = await stubs("a")
