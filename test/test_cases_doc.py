@@ -26,6 +26,7 @@ FAMILIES = {
     "PD": 20,
     "RT": 15,
     "SO": 8,
+    "TC": 6,
     "FE": 4,
 }
 ROW = re.compile(r"^\| ([A-Z]{2}-\d{2}) \| (.+?) \| (.+?) \|$", re.MULTILINE)
