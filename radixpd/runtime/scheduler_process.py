@@ -21,7 +21,6 @@ import zmq
 from radixpd.config.resolve import Resolved, from_json
 from radixpd.core.effects import CacheEvent, ClientEffect, Finished, Prefilled, PromptScored, TokensOut
 from radixpd.core.grammars import WantGrammar
-from radixpd.core.load import LoadSnapshot
 from radixpd.core.scheduler import Scheduler
 from radixpd.errors import EngineFailed
 from radixpd.runtime import child
@@ -29,6 +28,7 @@ from radixpd.runtime.controls import Controls
 from radixpd.runtime.disaggregation import make_role, mode_of
 from radixpd.runtime.kv_events import Publisher
 from radixpd.runtime.links import Addresses, Receiver, Sender
+from radixpd.runtime.load_feed import LoadFeed
 from radixpd.runtime.messages import (
     Abort,
     Batch,
@@ -38,7 +38,6 @@ from radixpd.runtime.messages import (
     FromApi,
     FromRunner,
     Generate,
-    Load,
     Made,
     Refused,
     Reply,
@@ -55,8 +54,6 @@ from radixpd.runtime.watchdog import BEAT, Pulse
 
 __all__ = ["Links", "Loop", "batch", "main"]
 
-LOAD_INTERVAL = 0.05
-HEARTBEAT = 1.0  # seconds after which a load is sent that has not changed
 STANDSTILL = 3.0  # seconds between two turns, which come several times a second
 LINGER_MS = 1000
 
@@ -118,9 +115,7 @@ class Loop:
         self._plans = 0
         self._progress = 0.0  # when the runner last answered, or got work after a pause
         self._turned = 0.0
-        self._load: LoadSnapshot | None = None  # as last sent
-        self._load_sent = 0.0
-        self._load_stale = False
+        self._loads = LoadFeed(scheduler, links.to_api)
         self._poller = poller or zmq.Poller()
         for socket in (links.from_api.socket, links.from_runner.socket, events.replay if events else None, child.CONTROL_FD):
             if socket is not None:
@@ -148,8 +143,8 @@ class Loop:
         self._hand_out(now)
         self._controls.answer_pauses()
         self._controls.answer_switches(now)
-        self._load_stale |= moved
-        self._send_load(now)
+        if self._ready:
+            self._loads.turn(now, moved=moved)
         self._check_watchdog(now)
         return moved
 
@@ -233,17 +228,6 @@ class Loop:
             self._events.publish(effects.cache, unix_time=time.time())
             self._events.answer_replays()
 
-    def _send_load(self, now: float) -> None:
-        age = now - self._load_sent
-        due = self._load_stale and (self._scheduler.in_flight == 0 or age >= LOAD_INTERVAL)
-        if not (self._ready and (due or age >= HEARTBEAT)):
-            return
-        self._load_stale = False
-        load = self._scheduler.load()
-        if load != self._load or age >= HEARTBEAT:
-            self._links.to_api.send(Load(load))
-            self._load, self._load_sent = load, now
-
     def _check_watchdog(self, now: float) -> None:
         if self._scheduler.in_flight == 0 or now - self._progress < self._watchdog:
             return
@@ -258,7 +242,7 @@ class Loop:
         if self._scheduler.in_flight:
             waits.append(self._progress + self._watchdog - now)
         if self._ready:
-            waits.append(self._load_sent + (LOAD_INTERVAL if self._load_stale else HEARTBEAT) - now)
+            waits.append(self._loads.next - now)
         # Rounded up: a timeout of 0 ms just before a deadline would spin.
         timeout = 0 if self._ties.has_news else max(0, int(min(waits) * 1000) + 1)
         if any(socket == child.CONTROL_FD for socket, _ in self._poller.poll(timeout)) and child.parent_is_gone():
