@@ -54,6 +54,7 @@ def build_app(parts: Parts) -> web.Application:
     app.on_response_prepare.extend((stamp, cors.stamp, *((tell_route,) if told else ())))
     app[PARTS] = parts
     app[board.BOARD] = board.Board(parts)
+    app.on_shutdown.append(board.end_views)
     for method, path in GENERATING:
         app.router.add_route(method, path, parts.proxy.generate)
     for method, path in ANYWHERE:

@@ -7,6 +7,7 @@ wants, and is cut off when he does not read. Called by the application's router.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -15,10 +16,10 @@ from aiohttp import web
 from radixpd.errors import Overloaded
 from radixpd.mini_lb.control_api import shown
 from radixpd.mini_lb.decisions import Decision
-from radixpd.mini_lb.parts import Parts, parts_of
+from radixpd.mini_lb.parts import Parts
 from radixpd.server.faults import event, send
 
-__all__ = ["BOARD", "ROUTES", "Board", "events"]
+__all__ = ["BOARD", "ROUTES", "Board", "end_views", "events"]
 
 EVERY = 1.0  # seconds between two events
 MOST_VIEWERS = 64
@@ -34,6 +35,7 @@ class Board:
         self._event = b""
         self._until = 0.0
         self.viewers = 0
+        self.over = asyncio.Event()  # the balancer ends: nobody need look any longer
 
     def event(self) -> bytes:
         """What is true now, or was a moment ago."""
@@ -49,20 +51,27 @@ BOARD: web.AppKey[Board] = web.AppKey("board", Board)
 
 async def events(request: web.Request) -> web.StreamResponse:
     """GET /events: the state of the balancer, each second."""
-    board, parts = request.app[BOARD], parts_of(request)
+    board = request.app[BOARD]
     if board.viewers >= MOST_VIEWERS:
         raise Overloaded(f"{MOST_VIEWERS} others look at the events")
     board.viewers += 1
     try:
         response = web.StreamResponse(headers=HEADERS)
         await response.prepare(request)
-        while not parts.gate.closed:
+        while not board.over.is_set():
             await send(request, response, board.event())
-            await asyncio.sleep(EVERY)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EVERY):
+                    await board.over.wait()
         await response.write_eof()
         return response
     finally:
         board.viewers -= 1
+
+
+async def end_views(app: web.Application) -> None:
+    """At the shutdown, which else would wait for whoever looks."""
+    app[BOARD].over.set()
 
 
 def state(parts: Parts, now: float) -> dict[str, Any]:

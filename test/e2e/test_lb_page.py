@@ -124,6 +124,7 @@ def test_faults_are_shown(browser: Browser, server: Server, front: Callable[...,
         expect(page.locator("#trouble")).to_contain_text("The workers file is not used as it is now: it names no worker")
         expect(page.locator("#status")).to_have_text("1 of 1 workers up")
         lb.terminate()
+        until(lambda: lb.process.poll() == 0, "it does not wait for whoever looks")
         expect(page.locator("#trouble")).to_contain_text(re.compile(r"connection.*; trying again in [12] s"))
         expect(page.locator("#status")).to_have_text("no connection")
 

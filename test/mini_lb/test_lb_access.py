@@ -161,7 +161,10 @@ async def test_events_tell_what_is_true(guarded, monkeypatch) -> None:
         (told,) = state["decisions"]
         assert (told["rid"], told["names"], told["outcome"], told["reason"]) == ("mine", state["workers"][0]["name"], "ok", "next in turn")
         lb.parts.gate.close()
-        await asyncio.wait_for(response.read(), 10)  # a drain ends it
+        while not state["draining"]:
+            state = await event_of(response)
+        await lb.app.shutdown()
+        await asyncio.wait_for(response.read(), 10)  # nobody waits for whoever looks
 
 
 async def test_who_looks_takes_nobodys_place_and_they_are_not_too_many(guarded, monkeypatch) -> None:
