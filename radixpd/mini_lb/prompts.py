@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +39,8 @@ MEMORY_BYTES = 1 << 26  # for pieces of prompts and their ids
 AT_ONCE = 4096  # characters that are tokenized without a thread
 RENDERED_AT_ONCE = 1 << 16  # bytes of a chat whose template is filled without one: that is quick, and most chats are longer than `AT_ONCE`
 LONGEST_BODY = 1 << 23  # bytes; a longer one is not read
+STRETCH = 1024  # bytes of token ids whose page ids are remembered together
+STRETCHES = 8192  # that are remembered: some 30 MB
 SECONDS = 5.0  # for one prompt
 THREADS = 2
 
@@ -230,8 +233,24 @@ def _named(route: RouteAsk, prompts: Sequence[np.ndarray], fields: _Common, card
         tenant = Secret(key).digest(TENANT) if scheme.lower() == "bearer" else ""
         space = Caller(tenant=tenant).salted(space)
     findable = (len(ids) - 1) // size * size
-    hashes = page_hashes(root_hash(card.hashing.fingerprint, space), token_bytes(ids[:findable]), 4 * size)
-    return replace(route, tokens=sum(map(len, prompts)), pages=tuple(map(event_id, hashes)), page_size=size)
+    pages = _page_ids(root_hash(card.hashing.fingerprint, space), token_bytes(ids[:findable]), 4 * size)
+    return replace(route, tokens=sum(map(len, prompts)), pages=pages, page_size=size)
+
+
+def _page_ids(root: bytes, data: bytes, page_bytes: int) -> tuple[int, ...]:
+    """Event ids of the pages of a prompt whose hash chain starts at `root`. A beginning that was seen before is not hashed again."""
+    found: list[int] = []
+    step = max(1, STRETCH // page_bytes) * page_bytes
+    for at in range(0, len(data), step):
+        ids, root = _stretch(root, data[at : at + step], page_bytes)
+        found += ids
+    return tuple(found)
+
+
+@lru_cache(STRETCHES)
+def _stretch(parent: bytes, data: bytes, page_bytes: int) -> tuple[tuple[int, ...], bytes]:
+    hashes = page_hashes(parent, data, page_bytes)
+    return tuple(map(event_id, hashes)), hashes[-1]
 
 
 def _of(value: str | Sequence[str] | None, which: int) -> str | None:

@@ -84,6 +84,15 @@ async def test_the_longest_of_several_prompts_is_named(prompts: Prompts, files: 
     assert (ask.route.tokens, ask.route.page_size) == (sum(map(len, texts)), SIZE)
 
 
+@pytest.mark.parametrize("length", [1, 4, 5, 255, 256, 257, 258, 1000, 1025])
+async def test_pages_of_long_prompts_are_those_of_the_whole_chain(prompts: Prompts, length: int) -> None:
+    ids = [number * 7 % 250 for number in range(length)]
+    for _ in range(2):  # hashed, then remembered
+        assert (await read(prompts, {"input_ids": ids})).route.pages == named(np.asarray(ids, np.int32))
+    changed = [*ids[: length // 2], 251, *ids[length // 2 + 1 :]]
+    assert (await read(prompts, {"input_ids": changed})).route.pages == named(np.asarray(changed, np.int32))
+
+
 async def test_each_key_has_a_cache_of_its_own_where_the_workers_say_so(prompts: Prompts, files: Path) -> None:
     ids = load_tokenizer(files).encode("a prompt of many pages")
     plain = await read(prompts, {"text": "a prompt of many pages"}, key="Bearer one")
