@@ -57,6 +57,8 @@ class Asked:
     requests: int = flag(0, "of each workload; 0 for its own number", low=0, high=10**6)
     workers: int = flag(4, "stub workers of the cache part", low=1, high=64)
     cache_chars: int = flag(100_000, "characters in each worker's cache", low=64, high=10**9)
+    prefill_us_per_char: float = flag(10.0, "that a worker of the cache part takes for what is not cached", low=0, high=1e6)
+    itl_ms: float = flag(2.5, "that it takes for each of the 8 tokens of an answer", low=0, high=1e5)
     clients: int = flag(16, "at once", low=1, high=1024)
     turns: int = flag(5, "of every router in the latency and pairs parts", low=1, high=100)
     stream: bool = flag(False, "stream the answers of the cache part")
@@ -124,11 +126,15 @@ def _cache(asked: Asked, peers: Peers, folder: Path) -> list[CacheRow]:
     for row in cache_rows(
         routers, peers, folder, workloads=asked.workloads, seeds=asked.seeds, requests=asked.requests, workers=asked.workers,
         chars=asked.cache_chars, clients=asked.clients, stream=asked.stream,
+        speed=("--prefill-us-per-char", str(asked.prefill_us_per_char), "--itl-ms", str(asked.itl_ms)),
     ):  # fmt: skip
         rows.append(row)
         print(f"  seed {row.seed} {row.workload:10} {row.router:26} of ideal {row.of_ideal:.4f}", file=sys.stderr, flush=True)
     found = medians(rows)
-    print(f"\ncache: {asked.workers} workers with {asked.cache_chars} characters each, {asked.clients} clients, {asked.seeds} seeds")
+    speed = f"{asked.prefill_us_per_char:g} us per character, {asked.itl_ms:g} ms per token"
+    print(
+        f"\ncache: {asked.workers} workers with {asked.cache_chars} characters each, {speed}; {asked.clients} clients, {asked.seeds} seeds"
+    )
     for workload in asked.workloads:
         print(f"  {workload:34} of ideal  of pooled  hit rate  work  requests  req/s  failed")
         for each in (each for each in found if each.workload == workload):

@@ -11,9 +11,8 @@ import os
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +20,13 @@ from typing import IO
 
 from benchmark.pd_servers import free_port
 from radixpd.errors import ConfigError
+from radixpd.mini_lb.pairing import Policies
 
 __all__ = ["FAMILIES", "Fleet", "Peers", "Router", "start_fleet", "start_router"]
 
 START = 60.0  # seconds until a process answers
 STOP = 10.0
+SETTLE_S = 0.3  # for tokenizers to be loaded, and for peers, which do not say what they know
 FAMILIES = {"sglang-router": "sglang_router", "vllm-router": "vllm_router"}  # peers, and the module of each
 BOOTSTRAP_PORT = 8998  # nobody listens there: stubs need no handoff
 
@@ -96,7 +97,8 @@ def start_fleet(count: int, folder: Path, *, events: bool = True, flags: Sequenc
 
 @contextmanager
 def start_router(router: Router, fleet: Fleet, peers: Peers, *, pairs: bool = False) -> Iterator[str]:
-    """The router's URL, once it has answered a request through a worker. `pairs`: the first worker is prefill, the others decode."""
+    """The router's URL, once it has answered a request through a worker, and ours knows all of them. `pairs`: the first worker is prefill,
+    the others decode."""
     port = free_port()
     workers = ["--worker-urls", *fleet.urls]
     if pairs:
@@ -104,7 +106,11 @@ def start_router(router: Router, fleet: Fleet, peers: Peers, *, pairs: bool = Fa
     command = _command(router, peers, port, workers, pairs)
     with fleet.log.open("ab") as log, _process(command, stdout=log, stderr=log) as process:
         url = f"http://127.0.0.1:{port}"
-        _wait_ready(router, url, process, fleet.log)
+        _wait(router, process, fleet.log, lambda: _answers(url))
+        if router.family == "radixpd":
+            exact = Policies(router.policy, router.policy, router.policy).exact and not pairs
+            _wait(router, process, fleet.log, lambda: _knows_all(url, exact))
+        time.sleep(SETTLE_S)
         yield url
 
 
@@ -159,19 +165,31 @@ def _url(process: subprocess.Popen[bytes]) -> str:
     return line
 
 
-def _wait_ready(router: Router, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    body = json.dumps({"model": "stub", "messages": [{"role": "user", "content": "ready?"}], "max_tokens": 1}).encode()
+def _wait(router: Router, process: subprocess.Popen[bytes], log: Path, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + START
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise ConfigError(f"{router.name} ended with code {process.returncode} before it was ready{_end(log)}")
-        try:
-            request = urllib.request.Request(url + "/v1/chat/completions", data=body, headers={"Content-Type": "application/json"})
-            with urllib.request.urlopen(request, timeout=5):
-                return
-        except (OSError, urllib.error.HTTPError):
-            time.sleep(0.1)
-    raise ConfigError(f"{router.name} did not answer within {START:g} s{_end(log)}")
+        if condition():
+            return
+        time.sleep(0.05)
+    raise ConfigError(f"{router.name} was not ready within {START:g} s{_end(log)}")
+
+
+def _answers(url: str) -> bool:
+    body = json.dumps({"model": "stub", "messages": [{"role": "user", "content": "ready?"}], "max_tokens": 1}).encode()
+    request = urllib.request.Request(url + "/v1/chat/completions", data=body, headers={"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def _knows_all(url: str, exact: bool) -> bool:
+    """Whether every worker gets requests and, where the policy wants that, its cache is followed."""
+    with urllib.request.urlopen(url + "/workers", timeout=5) as answer:
+        return all(each["state"] == "up" and (each["cache_known"] or not exact) for each in json.load(answer)["workers"])
 
 
 def _end(log: Path) -> str:

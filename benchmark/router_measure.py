@@ -1,16 +1,14 @@
 """The three measurements of `bench_router`, each router on the same work in the same run.
 
-*cache*: hit rates and balance, a fresh router for each seed, caches emptied before each workload. *latency*: what a router adds to stubs
+*cache*: hit rates and balance, a fresh router and empty caches for each seed and workload. *latency*: what a router adds to stubs
 that take no time, all routers up at once and asked in turns, beside the worker itself. *pairs*: requests per second of prefill/decode
-routing.
-Called by `bench_router`, which prints.
+routing. Called by `bench_router`, which prints.
 """
 
 from __future__ import annotations
 
 import asyncio
 import statistics
-import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,7 +24,6 @@ from radixpd.errors import EngineFailed
 
 __all__ = ["CacheRow", "LatencyRow", "PairsRow", "cache_rows", "latency_rows", "pairs_rows"]
 
-SETTLE_S = 1.0  # after a router's start: for its first looks at all workers
 INSTANT = ("--prefill-us-per-char", "0", "--itl-ms", "0", "--cache-chars", "1000000")
 DIRECT = "direct"
 SSE_ONE, PLAIN_ONE, SSE_MANY, PLAIN_MANY = 60, 200, 300, 600  # requests of one turn, of one client and of many
@@ -73,17 +70,16 @@ class PairsRow:
 
 def cache_rows(
     routers: Sequence[Router], peers: Peers, folder: Path, *, workloads: Sequence[str], seeds: int, requests: int, workers: int, chars: int,
-    clients: int, stream: bool,
+    clients: int, stream: bool, speed: Sequence[str],
 ) -> Iterator[CacheRow]:  # fmt: skip
-    """Rows as they are measured; routers take turns within a seed."""
-    with start_fleet(workers, folder, flags=("--cache-chars", str(chars))) as fleet:
+    """Rows as they are measured; routers take turns within a seed. `speed`: flags of the stubs."""
+    with start_fleet(workers, folder, flags=("--cache-chars", str(chars), *speed)) as fleet:
         for seed in range(seeds):
             plans = [make(name, seed, requests) for name in workloads]
             bounds = [(plan.chars, ideal_hits(plan), pooled_hits(plan, workers * chars, clients)) for plan in plans]
             for router in routers:
-                with start_router(router, fleet, peers) as url:
-                    time.sleep(SETTLE_S)
-                    for plan, bound in zip(plans, bounds):
+                for plan, bound in zip(plans, bounds):
+                    with start_router(router, fleet, peers) as url:
                         fleet.flush()
                         found = run(drive(url, plan, clients=clients, stream=stream))
                         yield _cache_row(router, plan, seed, bound, fleet.stats(), found)
@@ -106,7 +102,6 @@ def latency_rows(routers: Sequence[Router], peers: Peers, folder: Path, *, turns
     with start_fleet(2, folder, flags=INSTANT) as fleet, ExitStack() as stack:
         urls = {DIRECT: fleet.urls[0]}
         urls |= {router.name: stack.enter_context(start_router(router, fleet, peers)) for router in routers}
-        time.sleep(SETTLE_S)
         found = {name: _Turns() for name in urls}
         for turn in range(turns + 1):
             for name, url in urls.items():
@@ -168,7 +163,6 @@ def pairs_rows(routers: Sequence[Router], peers: Peers, folder: Path, *, turns: 
     """One prefill and one decode stub; the routers are asked in turns."""
     with start_fleet(2, folder, flags=INSTANT) as fleet, ExitStack() as stack:
         urls = {router.name: stack.enter_context(start_router(router, fleet, peers, pairs=True)) for router in routers}
-        time.sleep(SETTLE_S)
         found: dict[str, list[Drive]] = {name: [] for name in urls}
         for turn in range(turns + 1):
             for name, url in urls.items():

@@ -15,7 +15,7 @@ __all__ = ["Fits", "Speed"]
 REMEMBERED = 400  # observations
 TRUSTED = 20  # observations of a worker before its own fit can win
 MEMORY = 0.02  # share of the newest error in the mean ones
-CLEARLY = 0.75  # of the common fit's mean error
+CLEARLY = 0.6  # of the common fit's mean error
 
 
 class Fits:
