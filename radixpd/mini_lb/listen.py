@@ -1,9 +1,10 @@
 """KV events of the workers, over ZMQ: heard as they are published, asked for where some were missed, given up where nobody answers.
 
 A `Listener` subscribes first and then asks for everything from the start; from then on it asks every `BEAT` for whatever has come since,
-which is also how a publisher that has died is noticed. Invariant: `in_sync` is true only while the index has all that the worker had told
-a moment ago; whatever goes wrong ends it, drops what was known, and the listener begins anew by itself, later each time. Nothing here
-waits or blocks: sockets are read when they are readable, a turn reads so many messages at most. Called by `fleet`.
+and for the newest batch once more: who cannot send that one as it was is another process, who sends nothing has died. Invariant: `in_sync`
+is true only while the index has all that the worker had told a moment ago; whatever goes wrong ends it, drops what was known, and the
+listener begins anew by itself, later each time. Nothing here waits or blocks: sockets are read when they are readable, a turn reads so many
+messages at most. Called by `fleet`.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class Listener:
         self._sockets: list[zmq.Socket[Any]] = []  # live, and where there is one replay
         self._current = False  # everything up to the newest answer is known
         self._asked: float | None = None  # when the question under way was sent, or its last part answered
+        self._newest: tuple[int, bytes] | None = None  # batch that was heard or replayed
+        self._proof: tuple[int, bytes] | None = None  # what the answer under way must begin with
         self._pause = FIRST_PAUSE
         self._begin_at = 0.0
         self._silent = False  # what is wrong has been logged
@@ -101,7 +104,7 @@ class Listener:
             self._loop.remove_reader(int(socket.getsockopt(zmq.FD)))
             socket.close(linger=0)
         self._sockets.clear()
-        self._current, self._asked = False, None
+        self._current, self._asked, self._newest, self._proof = False, None, None, None
         self._feed.restarted()
 
     def _give_up(self, reason: str) -> None:
@@ -137,6 +140,9 @@ class Listener:
         first = self._feed.ask(anyway=anyway)
         if first is None:
             return
+        self._proof = self._newest if self._newest is not None and self._newest[0] == first - 1 else None
+        if self._proof is not None:
+            first -= 1
         try:
             self._sockets[1].send_multipart([b"", first.to_bytes(8, "big")], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -173,23 +179,28 @@ class Listener:
     def _live(self, frames: list[bytes]) -> None:
         if len(frames) != 3 or len(frames[1]) != 8:
             raise PeerFailed("KV events that cannot be read: a message is not topic, sequence, payload")
-        before = self._feed.next
-        self._feed.live(int.from_bytes(frames[1], "big"), decode(frames[2]), time.monotonic())
+        before, sequence = self._feed.next, int.from_bytes(frames[1], "big")
+        self._feed.live(sequence, decode(frames[2]), time.monotonic())
         if self._feed.next < before:
-            # Another process, whose answers must not be mixed with those of the one before.
-            self._hang_up()
-            self._begin()
+            self._begin_anew()
             return
+        self._note(sequence, frames[2])
         self._current = self._current or len(self._sockets) == 1
         self._ask()
 
     def _replayed(self, frames: list[bytes]) -> None:
         if len(frames) != 3 or len(frames[1]) != 8:
             raise PeerFailed("KV events that cannot be read: an answer is not sequence, payload")
-        now = time.monotonic()
+        now, proof = time.monotonic(), self._proof
+        if proof is not None and frames[1:] != [proof[0].to_bytes(8, "big"), proof[1]]:
+            self._begin_anew()
+            return
+        self._proof = None
         if frames[1] != END:
-            self._asked = now
-            self._feed.replayed(int.from_bytes(frames[1], "big"), decode(frames[2]), now)
+            self._asked, sequence = now, int.from_bytes(frames[1], "big")
+            if proof is None:
+                self._feed.replayed(sequence, decode(frames[2]), now)
+                self._note(sequence, frames[2])
             return
         self._asked = None
         self._feed.replay_ended(now)
@@ -198,6 +209,15 @@ class Listener:
             logger.info("KV events of %s are heard again", self._feed.worker)
             self._silent = False
         self._ask()
+
+    def _note(self, sequence: int, payload: bytes) -> None:
+        if self._newest is None or sequence > self._newest[0]:
+            self._newest = sequence, payload
+
+    def _begin_anew(self) -> None:
+        """It is another process, whose answers must not be mixed with those of the one before."""
+        self._hang_up()
+        self._begin()
 
 
 class Listeners:

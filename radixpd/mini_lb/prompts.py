@@ -43,6 +43,8 @@ STRETCH = 1024  # bytes of token ids whose page ids are remembered together
 STRETCHES = 8192  # that are remembered: some 30 MB
 SECONDS = 5.0  # for one prompt
 THREADS = 2
+LOAD_SECONDS = 60.0  # for the tokenizer's files
+AGAIN_SECONDS = 30.0  # between two looks for them
 
 ABSENT = msgspec.Raw()
 
@@ -199,14 +201,17 @@ class Prompts:
         self._loading = asyncio.create_task(self._loaded(card))
 
     async def _loaded(self, card: Card) -> None:
-        """Read the files, if they are the workers'."""
-        directory = self._directory or card.tokenizer_directory
-        try:
-            text = await in_thread(lambda: _read_text(directory, card), seconds=60.0)
-        except (RadixpdError, OSError, ValueError, TimeoutError) as error:
-            logger.warning("prompts cannot be tokenized as the workers do (%s): what workers have is guessed", error)
-            return
-        self._text = text
+        """Read the files, if they are the workers'; if not, look again later."""
+        directory, said = self._directory or card.tokenizer_directory, ""
+        while True:
+            try:
+                self._text = await in_thread(lambda: _read_text(directory, card), seconds=LOAD_SECONDS)
+                break
+            except (RadixpdError, OSError, ValueError, TimeoutError) as error:
+                if str(error) != said:
+                    logger.warning("prompts cannot be tokenized as the workers do (%s): what workers have is guessed", error)
+                said = str(error)
+            await asyncio.sleep(AGAIN_SECONDS)
         logger.info("prompts are tokenized as the workers do, with the files in %s", directory)
 
 

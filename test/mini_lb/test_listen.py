@@ -197,6 +197,22 @@ async def test_a_new_process_shows_by_its_numbers_too(ears: Ears, source: Callab
 RUBBISH = [[b"kv", b"12", b""], [b"kv", bytes(8)], [b"kv", bytes(8), b"\xc1"]]
 
 
+async def test_a_new_process_that_has_told_as_much_shows_too(ears: Ears, source: Callable[..., Source]) -> None:
+    """It counts on where the old one was heard last; what it said before that was not heard."""
+    worker = source()
+    for page in range(1, 6):
+        worker.tell(stored(page))
+    ears.all.told(WORKER, worker.endpoints)
+    await until(lambda: ears.hears() and ears.known() == {1, 2, 3, 4, 5}, "it has heard all")
+    worker.answers = False
+    worker.publisher.close()
+    worker.start()
+    for page in (9, 10, 11, 12, 13, 14, 15):
+        worker.tell(stored(page))
+    worker.answers = True
+    await until(lambda: ears.hears() and ears.known() == {9, 10, 11, 12, 13, 14, 15}, "only the new one's pages are known")
+
+
 @pytest.mark.parametrize("frames", RUBBISH)
 async def test_rubbish_ends_it_for_a_while(ears: Ears, source: Callable[..., Source], frames: list[bytes]) -> None:
     worker = source()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,17 @@ async def test_other_files_than_the_workers_are_of_no_use(files: Path, caplog: p
     made.told("a", card(files, **wrong))
     await until(lambda: "prompts cannot be tokenized as the workers do" in caplog.text, "it has been tried")
     assert not (await read(made, {"text": "a prompt of many pages"})).route.pages
+    await made.close()
+
+
+async def test_files_may_come_later(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.01)
+    made = Prompts(None)
+    made.told("a", card(files, tokenizer_directory=str(tmp_path / "later")))
+    assert not (await read(made, {"text": "a prompt of many pages"})).route.pages
+    shutil.copytree(files, tmp_path / "later")
+    await until(lambda: made._text, "the tokenizer is loaded")
+    assert (await read(made, {"text": "a prompt of many pages"})).route.pages
     await made.close()
 
 
