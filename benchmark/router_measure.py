@@ -92,9 +92,14 @@ def _cache_row(router: Router, plan: Plan, seed: int, bound: tuple[int, int, int
         raise EngineFailed(f"{router.name}, {plan.name}: workers saw {asked:.0f} characters of prompts, the plan has {chars}")
     work, requests = [each["work_s"] for each in stats], [each["requests"] for each in stats]
     return CacheRow(
-        router.name, plan.name, seed, hits / chars, hits / ideal, hits / pooled, max(work) / statistics.fmean(work),
-        max(requests) / statistics.fmean(requests), found.rate, dict(found.failures),
+        router.name, plan.name, seed, hits / chars, hits / ideal, hits / pooled, _busiest(work),
+        _busiest(requests), found.rate, dict(found.failures),
     )  # fmt: skip
+
+
+def _busiest(loads: list[float]) -> float:
+    """Over the mean."""
+    return max(loads) / (statistics.fmean(loads) or 1.0)
 
 
 def latency_rows(routers: Sequence[Router], peers: Peers, folder: Path, *, turns: int, clients: int) -> list[LatencyRow]:
