@@ -36,7 +36,7 @@ def test_counts_count_and_speeds_do_not(printed: str, same: bool) -> None:
 
 
 def test_every_section_has_examples_with_output() -> None:
-    for section in ("openai", "litellm", "langchain-openai", "lm-eval", "aiperf", "sglang", "guidellm"):
+    for section in ("openai", "litellm", "langchain-openai", "lm-eval", "aiperf", "sglang", "guidellm", "instructor"):
         found = list(examples(section, url="http://127.0.0.1:1"))
         assert any(example.output for example in found), section
         assert not any("127.0.0.1:30000" in example.command[-1] for example in found), section

@@ -59,7 +59,7 @@ def run(demo: Server, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
-@pytest.mark.parametrize("section", ["openai", "litellm", "langchain-openai", *LARGE])
+@pytest.mark.parametrize("section", ["openai", "litellm", "langchain-openai", "instructor", *LARGE])
 def test_a_client_prints_what_the_document_says(section: str, run: Any) -> None:
     if section in LARGE and os.environ.get("RADIXPD_TEST_CLIENTS") != "all":
         pytest.skip("RADIXPD_TEST_CLIENTS=all runs the large ones too")

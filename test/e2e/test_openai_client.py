@@ -7,10 +7,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 from e2e.servers import Server
 
 MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+class Place(pydantic.BaseModel):
+    """Somewhere."""
+
+    name: str = pydantic.Field(max_length=6)
+    floor: int = pydantic.Field(ge=0, le=9)
+    tags: list[str] = pydantic.Field(max_length=0)
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +160,28 @@ def test_a_busy_server_is_tried_again(serve: Callable[..., Server]) -> None:
             answer = patient.completions.create(model="tiny", prompt="b", max_tokens=1)
     assert answer.usage.completion_tokens == 1
     assert seen == [503, 200]
+
+
+def test_parse_gives_what_was_asked_for(client: openai.OpenAI) -> None:
+    """The client turns the class into a strict schema, and the answer into an object of it."""
+    wish: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 200, "temperature": 1, "seed": 4}
+    parsed = client.chat.completions.parse(**wish, response_format=Place).choices[0].message.parsed
+    assert isinstance(parsed, Place)
+    tools = [openai.pydantic_function_tool(Place, name="go")]
+    answer = client.chat.completions.parse(**wish, tools=tools, tool_choice="required", parallel_tool_calls=False)
+    (call,) = answer.choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Place)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "go"}}], ids=str)
+def test_tools_plain_and_streamed(client: openai.OpenAI, choice: Any) -> None:
+    tools = [openai.pydantic_function_tool(Place, name="go")]
+    wish: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 200, "temperature": 1, "seed": 6, "tools": tools}
+    wish |= {"tool_choice": choice, "parallel_tool_calls": False}
+    plain = client.chat.completions.create(**wish).choices[0]
+    with client.chat.completions.stream(**wish) as events:
+        streamed = events.get_final_completion().choices[0]
+    assert plain.finish_reason == streamed.finish_reason == "tool_calls"
+    (one,), (other,) = plain.message.tool_calls, streamed.message.tool_calls
+    assert (one.function.name, one.function.arguments) == (other.function.name, other.function.arguments)
+    Place.model_validate_json(one.function.arguments)
