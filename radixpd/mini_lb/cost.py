@@ -56,7 +56,7 @@ def prompt_cost(ask: RouteAsk, worker: WorkerSnapshot, field: Field, situation: 
         prefill_s += tuning.host_share * worker.prefill.work(cached - hits.device, hits.device)
     evict_s = eviction(worker, new, field, tuning)
     imbalance_s = _imbalance(ask, worker, field, situation)
-    hidden_s = tuning.hidden * worker.prefill.a * new / max(ask.tokens, 1)
+    hidden_s = _hidden(ask, worker, tuning) * new / max(ask.tokens, 1)
     score = worker.queued_s + tuning.work_weight * prefill_s + hidden_s + evict_s + imbalance_s
     return PromptCost(score, prefill_s, evict_s, imbalance_s)
 
@@ -139,4 +139,10 @@ def _imbalance(ask: RouteAsk, worker: WorkerSnapshot, field: Field, situation: S
     price = tuning.imbalance_soft * max(0.0, ratio - 1)
     if ratio > tuning.imbalance_bound:
         price += tuning.imbalance_hard * (ratio - tuning.imbalance_bound) * (1 + min(situation.heat, tuning.hot))
-    return price * (tuning.work_weight * model.work(ask.tokens) + tuning.hidden * model.a)
+    return price * (tuning.work_weight * model.work(ask.tokens) + _hidden(ask, worker, tuning))
+
+
+def _hidden(ask: RouteAsk, worker: WorkerSnapshot, tuning: Tuning) -> float:
+    """What the work of a whole prompt's tokens may cost beyond the estimate: noise moves it to what all prompts have in common."""
+    output_s = 0.0 if ask.stream else ask.output_tokens * worker.decode.step(worker.in_flight + 1, worker.used_tokens)
+    return tuning.hidden * worker.prefill.a + tuning.hidden_output * output_s

@@ -134,6 +134,7 @@ class Tuning:
     balance_rel_threshold: float = 1.5  # and by more than this factor
     work_weight: float = 1.25  # computing delays whoever comes later, so it costs more than its own time
     hidden: float = 0.5  # of what looks like a fixed cost of a prompt is the work of its tokens: times are noisy
+    hidden_output: float = 0.1  # the same of what looks like the time of a plain answer's output
     evict_weight: float = 0.5  # worth of evicted tokens, as a share of computing them
     host_share: float = 0.1  # loading a page back from the host tier, as a share of computing it
     imbalance_soft: float = 0.25  # price of a worker's recent work over the mean, as a share of computing the prompt
