@@ -23,7 +23,8 @@ from radixpd.core.step import Send
 from radixpd.errors import PeerFailed
 from radixpd.kv.arrivals import Arrivals
 from radixpd.kv.codec_choice import NONE, carriers
-from radixpd.kv.coding import PIECE, Coding, Decoder, Encoder, Parcel
+from radixpd.kv.coding import Coding, Decoder
+from radixpd.kv.dispatch import Dispatch
 from radixpd.kv.link import Link
 from radixpd.kv.outbox import Job, Lane, Piece
 from radixpd.kv.pool import Pool
@@ -34,7 +35,6 @@ __all__ = ["Mover", "MoverOptions"]
 logger = logging.getLogger(__name__)
 
 LOOK = 0.05  # seconds between two looks at deadlines
-WINDOW = 16 << 20  # bytes on the way to one peer: enough to fill the wire, little enough that the first layer still comes first
 ENDED = 240.0  # seconds that a cancelled room is remembered; plans that were under way may still name it
 
 
@@ -63,20 +63,16 @@ class Mover:
         self._pool, self._report, self._clock = pool, report, clock
         self._options = options or MoverOptions()
         self._layers, self._page_bytes = pool.layout.layers, pool.layout.page_bytes
-        self._link = Link(self._options.link_gbps, clock)
         self._selector = selectors.DefaultSelector()
         self._ended: dict[int, float] = {}  # rooms whose source pages may be given up, since when; written by both threads
         self._coding = Coding(pool, self._options.codec)
         arrivals = Arrivals(self._layers, self._page_bytes)
         self._ground = Ground(self._selector, arrivals, self._ended, self._options.transport, clock)
         self._ground.decoder = Decoder(self._coding) if self._coding.codecs else None
-        self._lanes: dict[str, Lane] = {}
-        self._encoders: dict[str, Encoder] = {}  # one a lane
         self._ways: dict[str, KVTransport] = {}  # peer -> how it is reached
         self._troubles: dict[str, str] = {}  # peer -> why it is not reached
-        self._flying: dict[int, Parcel] = {}
-        self._held: tuple[float, Lane, Parcel] | None = None  # on the link until then
-        self._more = False  # something could be sent at once
+        link = Link(self._options.link_gbps, clock)
+        self._dispatch = Dispatch(link, self._coding, self._ways, fail=self._fail, clock=clock)
         self._computing: list[Job] = []  # jobs of the step that runs now, with pages that it computes
         self._inputs: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -85,7 +81,6 @@ class Mover:
         self._asleep = False
         self._wanted = False  # whether the running step has layers that somebody waits for
         self._stop = False
-        self._turn = 0
         self._selector.register(self._wake, selectors.EVENT_READ, self._awake)
         self._transports: dict[str, KVTransport] = {}
         try:
@@ -167,7 +162,7 @@ class Mover:
         try:
             while not self._stop:
                 self._guarded(self._round)
-            for lane in self._lanes.values():
+            for lane in self._dispatch.lanes.values():
                 self._fail_all(lane, "this server is closing")
         finally:
             self._let_go()
@@ -185,7 +180,7 @@ class Mover:
         self._ground.nap = LOOK
         for transport in self._transports.values():
             self._guarded(lambda transport=transport: self._listen(transport))  # type: ignore[misc]
-        self._guarded(self._dispatch)
+        self._guarded(self._dispatch.work)
         self._guarded(self._look)
 
     def _guarded(self, act: Callable[[], None]) -> None:
@@ -195,11 +190,7 @@ class Mover:
             logger.exception("the mover met a fault")
 
     def _timeout(self) -> float:
-        if self._more:
-            return 0.0
-        if self._held is not None:
-            return min(LOOK, self._ground.nap, max(0.0, self._held[0] - self._clock()))
-        return min(LOOK, self._ground.nap)
+        return min(LOOK, self._ground.nap, self._dispatch.wait)
 
     def _awake(self, mask: int) -> None:
         os.eventfd_read(self._wake)
@@ -228,25 +219,18 @@ class Mover:
         if problem or not job.left:
             self._settle(job, problem)
             return
-        job.codec = self._encoders[send.peer].choose(len(send.source))
-        self._lanes[send.peer].jobs.append(job)
+        self._dispatch.add(job)
         for layer in range(self._layers):
-            self._due(Piece(job, layer, 0, min(send.ready, len(send.source))))
+            self._dispatch.due(Piece(job, layer, 0, min(send.ready, len(send.source))))
         if send.ready < len(send.source):
             self._computing.append(job)
 
     def _layer(self, layer: int) -> None:
         for job in self._computing:
             if not job.settled:
-                self._due(Piece(job, layer, job.send.ready, len(job.send.source)))
+                self._dispatch.due(Piece(job, layer, job.send.ready, len(job.send.source)))
         if layer == self._layers - 1:
             self._computing = []
-
-    def _due(self, piece: Piece) -> None:
-        lane = self._lanes[piece.job.send.peer]
-        if not lane.flying and not lane.has_due:
-            lane.moved = self._clock()  # the wait for the peer begins now
-        lane.add(piece)
 
     def _obey(self, order: MoverOrder) -> None:
         arrivals = self._ground.arrivals
@@ -266,7 +250,7 @@ class Mover:
 
     def _cancel(self, room: int) -> None:
         self._ended[room] = self._clock()
-        for lane in self._lanes.values():
+        for lane in self._dispatch.lanes.values():
             for job in [each for each in lane.jobs if each.send.room == room]:
                 self._fail(job, "the room was cancelled")
         answers = [transport.cancel(room) for transport in self._transports.values()]  # every one is asked
@@ -284,15 +268,14 @@ class Mover:
             self._ways.pop(peer, None)
             return
         self._ways[peer] = self._transports[endpoint.transport]
-        if peer not in self._lanes:
-            self._lanes[peer], self._encoders[peer] = Lane(peer, self._clock()), Encoder(self._coding)
+        self._dispatch.know(peer)
 
     def _admit(self, peer: str, token: bytes) -> None:
         for transport in self._transports.values():
             transport.meet(peer, token, None)
 
     def _disconnect(self, peer: str) -> None:
-        if (lane := self._lanes.get(peer)) is not None:
+        if (lane := self._dispatch.lanes.get(peer)) is not None:
             self._fail_all(lane, f"{peer} is not served any more")
         self._ways.pop(peer, None)
         self._troubles.pop(peer, None)
@@ -310,16 +293,13 @@ class Mover:
         if not isinstance(news, Finished):
             self._tell(news)
             return
-        parcel = self._flying.pop(news.number, None)
+        parcel = self._dispatch.answered(news.number, arrived=not news.error)
         if parcel is None:
             return
         piece, job = parcel.piece, parcel.piece.job
-        lane = self._lanes[job.send.peer]
-        self._back(lane, parcel, arrived=not news.error)
         if news.error:
             self._fail(job, f"{news.error} (sent as {job.codec})" if parcel.coded else news.error)
             return
-        lane.moved = self._clock()
         job.left -= piece.end - piece.start
         if not job.left:
             self._settle(job, "")
@@ -338,74 +318,15 @@ class Mover:
         if job.settled:
             return
         job.settled = True
-        lane = self._lanes.get(job.send.peer)
+        lane = self._dispatch.lanes.get(job.send.peer)
         if lane is not None and job in lane.jobs:
             lane.jobs.remove(job)
         self._tell(TicketDone(job.send.ticket, error))
 
-    # ---- work -----------------------------------------------------------------------------------------------------------------------
-
-    def _dispatch(self) -> None:
-        """Give the transports what the link lets through. Coding takes its time: between two pieces the sockets have their turn."""
-        self._more = False
-        while True:
-            if self._held is not None:
-                due, lane, parcel = self._held
-                if due > self._clock():
-                    return
-                self._held = None
-                self._hand_over(lane, parcel)
-                if parcel.coded is not None:
-                    self._more = True
-                    return
-                continue
-            lanes = [lane for lane in self._lanes.values() if lane.has_due]
-            if not lanes:
-                self._link.rest()
-                return
-            lanes = [lane for lane in lanes if lane.flying < WINDOW and self._encoders[lane.peer].has_room(lane.codec)]
-            if not lanes:
-                return
-            self._turn += 1
-            self._wrap(lanes[self._turn % len(lanes)])
-
-    def _wrap(self, lane: Lane) -> None:
-        """Put the lane's next piece on the link."""
-        encoder = self._encoders[lane.peer]
-        piece = lane.take(*encoder.cut(lane.codec, self._link.piece(PIECE)))
-        try:
-            parcel = encoder.wrap(piece, self._clock())
-        except Exception as error:  # any fault of a codec is this ticket's
-            logger.exception("a piece could not be coded")
-            self._fail(piece.job, f"an internal fault ({type(error).__name__})")
-            return
-        lane.flying += parcel.size
-        self._held = self._link.carry(parcel.size), lane, parcel
-
-    def _hand_over(self, lane: Lane, parcel: Parcel) -> None:
-        piece, send = parcel.piece, parcel.piece.job.send
-        if piece.job.settled:
-            self._back(lane, parcel, arrived=False)
-            return
-        coded = () if parcel.coded is None else (parcel.coded,)
-        try:
-            number = self._ways[lane.peer].send(lane.peer, send.room, piece.layer, piece.source, piece.target, *coded)
-        except Exception as error:  # any fault of a transport is this ticket's
-            logger.exception("a send failed")
-            self._back(lane, parcel, arrived=False)
-            self._fail(piece.job, f"an internal fault ({type(error).__name__})")
-            return
-        self._flying[number] = parcel
-
-    def _back(self, lane: Lane, parcel: Parcel, *, arrived: bool) -> None:
-        """It is not under way any more."""
-        lane.flying -= parcel.size
-        self._encoders[lane.peer].unwrap(parcel, self._clock(), arrived=arrived)
-
     def _look(self) -> None:
         """Peers that take nothing any more; rooms that need not be remembered."""
         now = self._clock()
-        for lane in self._lanes.values():
+        for lane in self._dispatch.lanes.values():
             if lane.jobs and (lane.flying or lane.has_due) and now - lane.moved > self._options.stall:
                 self._fail_all(lane, f"{lane.peer} has taken nothing for {self._options.stall:g} s")
         for room in [room for room, since in list(self._ended.items())[:16] if now - since > ENDED]:

@@ -60,7 +60,7 @@ def through(codec, layout, pages):
 
 def staged(side):
     """Bytes of staging memory in use, sending and receiving."""
-    sending = sum(each.staging.used for each in side.mover._encoders.values() if each.staging)
+    sending = sum(each.staging.used for each in side.mover._dispatch.encoders.values() if each.staging)
     decoder = side.mover._ground.decoder
     return side.do(lambda: sending), side.do(lambda: decoder.staging.used if decoder else 0)
 
@@ -135,7 +135,7 @@ def test_a_throttled_link_is_charged_with_what_crosses(make):
     pair = make(codec="int4", pages=512, link_gbps=0.05)
     pair.expect(*range(512))
     charged = []
-    link = pair.p.mover._link
+    link = pair.p.mover._dispatch.link
     carry, link.carry = link.carry, lambda size: charged.append(size) or carry(size)
     pair.p.mover.begin([send(range(512), range(512))])
     pair.d.reports.wait(Landed(7))
@@ -487,7 +487,7 @@ def test_auto_compresses_on_a_slow_link_once_it_knows_it(make, speeds):
     speeds(1e9)
     pair = make(codec="auto:int4", pages=512, link_gbps=0.2)  # 4 MiB at 25 MB/s
     assert used(pair, 1) == "none"
-    assert pair.p.do(lambda: pair.p.mover._encoders[D].speed.now) < 50e6
+    assert pair.p.do(lambda: pair.p.mover._dispatch.encoders[D].speed.now) < 50e6
     assert float(used(pair, 2)) < 0.25
     assert float(used(pair, 3)) < 0.25
 

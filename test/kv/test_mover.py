@@ -487,7 +487,7 @@ def test_the_source_may_change_as_soon_as_a_ticket_has_failed():
         layer.view(torch.uint8).fill_(255)
     for guest in stop.of(P):
         pair.d.do(lambda guest=guest: let_go(guest.stream))
-    until(lambda: not pair.p.mover._flying, "an answer to every frame")
+    until(lambda: not pair.p.mover._dispatch.flying, "an answer to every frame")
     assert pair.d.reports.of(Landed) == []
     pair.p.mover.order(CancelRoom(7))
     pair.p.reports.wait(Quiet(7))

@@ -169,7 +169,7 @@ def test_a_peer_that_is_parted_with_fails_tickets_at_once_and_quiet_waits_for_th
     assert ("part", D) in wire(pair.p).calls
     finish(pair, "too late")
     pair.p.reports.wait(Quiet(7))
-    assert pair.p.mover._flying == {}
+    assert pair.p.mover._dispatch.flying == {}
 
 
 def test_quiet_comes_also_when_whoever_was_asked_to_forget_has_gone(pair):
