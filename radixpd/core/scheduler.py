@@ -28,6 +28,7 @@ from radixpd.core.outcomes import Outcomes
 from radixpd.core.plan_builder import InFlight, PlanBuilder, StepStats
 from radixpd.core.prefill import Prefill
 from radixpd.core.prefix_cache import PrefixCache
+from radixpd.core.queue_bound import QueueBound
 from radixpd.core.request import Finish, Phase, Request, SamplingParams
 from radixpd.core.roles import Aggregated, MakeRole, Role
 from radixpd.core.roster import Roster
@@ -84,7 +85,7 @@ class Scheduler:
             eos_ids=np.asarray(eos_ids, dtype=np.int32),
         )
         self.max_running = slots
-        self.max_queued = settings.max_queued_requests
+        self._bound = QueueBound(settings.max_queued_requests, self.prefill, self.roster)
         self.paused = False
         self.now = 0.0
         self._messages: list[tuple[str, PeerMessage]] = []
@@ -93,7 +94,6 @@ class Scheduler:
         self._steps = 0
         self._prompt_steps = 0  # in a row, without a decode row
         self._arrivals = 0
-        self._bounded = 0  # place of the newest request that will not be turned away any more
 
     def identify(self, fingerprint: str) -> None:
         """Name the weights and the precision that this pool's KV comes from; page hashes start from it. Before the first plan."""
@@ -170,8 +170,7 @@ class Scheduler:
         leader.phase = self.role.arrive(leader, now)
         if leader.phase is Phase.WAITING:
             self.prefill.enqueue(leader)
-            if self.max_queued is not None and self.prefill.surplus(self.max_queued) > 0:
-                self._turn_away(leader)
+            self._bound.entered(leader)
 
     def refuse(self, room: Room, reason: str, status: int, now: float = 0.0) -> None:
         """A request that names this room was turned away before it came here."""
@@ -259,7 +258,7 @@ class Scheduler:
         builder = PlanBuilder()
         self._fill(builder, now, seed)
         self._outcomes.land(builder, now)
-        self._bound_queue()
+        self._bound.planned()
         if builder.empty:
             return None
         self._steps += 1
@@ -279,20 +278,6 @@ class Scheduler:
             self.prefill.plan(builder, now, seed)
         if not decode_first and builder.empty:
             self.decode.plan(builder, retract, self.prefill.filling)
-
-    def _bound_queue(self) -> None:
-        """After a look at the whole queue: turn away the newest of those who came on the credit of a free slot and found no pages."""
-        settled = self.prefill.settled
-        if self.max_queued is None or settled == self._bounded:
-            return
-        surplus = self.prefill.surplus(self.max_queued)
-        for request in reversed(self.prefill.waiting.copy()):
-            if surplus <= 0 or request.order <= self._bounded:
-                break
-            if not request.sample:  # a sibling whose leader has a seat stays
-                surplus -= len(request.samples)
-                self._turn_away(request)
-        self._bounded = settled
 
     def apply(self, result: StepResult, now: float = 0.0) -> None:
         """Take in what the oldest step in flight produced."""
@@ -317,10 +302,6 @@ class Scheduler:
         """Orders to the mover since the last call, here or of `drain`: those of before a plan must reach it before the plan does."""
         orders, self._orders = self._orders, []
         return orders
-
-    def _turn_away(self, request: Request) -> None:
-        message = f"the queue is full: --max-queued-requests is {self.max_queued}"
-        self.roster.finish(request, Finish("abort", message=message, status=503), 0)
 
     def _refusal(self, request: Request) -> str:
         """Why a request can never run here; empty if it can."""
