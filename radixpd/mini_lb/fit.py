@@ -9,6 +9,7 @@ unsure again); uncertainty never grows beyond the prior's, however little a work
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import mul
 from typing import NamedTuple
 
 from radixpd.mini_lb.snapshot import DecodeModel, PrefillModel
@@ -41,7 +42,8 @@ class LeastSquares:
 
     def predict(self, features: Sequence[float]) -> float:
         """The model's value."""
-        return sum(value * feature for value, feature in zip(self.values, features))
+        value: float = sum(map(mul, self.values, features))
+        return value
 
     def positive(self) -> list[float]:
         """The likeliest coefficients none of which is negative: what is below 0 becomes 0, and what varies with it moves along."""
@@ -67,15 +69,14 @@ class LeastSquares:
             error = self._tamed(error, OUTLIER * max(self._error, 0.02 * abs(measured), 1e-6))
         self._error = abs(error) if self.seen == 0 else (1 - ERROR_MEMORY) * self._error + ERROR_MEMORY * abs(error)
         self.seen += 1
-        size = range(len(self.values))
-        pulled = [sum(self._cov[i][j] * features[j] for j in size) for i in size]
-        known = sum(f * p for f, p in zip(features, pulled))
+        pulled = [sum(map(mul, row, features)) for row in self._cov]
+        known = sum(map(mul, features, pulled))
         if known <= 0:
             return
         self.values = [value + pull * error / (noise + known) for value, pull in zip(self.values, pulled)]
         # Forget only what is observed anew: a worker that sees nothing but short prompts for an hour keeps what it learned of long ones.
         shrink = (self._kept * known - (1 - self._kept) * noise) / (self._kept * known * (noise + known))
-        self._cov = [[self._cov[i][j] - shrink * pulled[i] * pulled[j] for j in size] for i in size]
+        self._cov = [[cov - shrink * own * other for cov, other in zip(row, pulled)] for row, own in zip(self._cov, pulled)]
 
     def _tamed(self, error: float, bound: float) -> float:
         if abs(error) <= bound:

@@ -7,8 +7,10 @@ speak against the worker: a client that hangs up or does not read says nothing a
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 import aiohttp
 from aiohttp import web
@@ -27,7 +29,8 @@ EVENT_STREAM = "text/event-stream"
 
 
 class Books:
-    """What is written down about one try of one generation. `first`: called with the seconds from arrival to a stream's first text."""
+    """What is written down about one try of one generation. `first`: called with the seconds from arrival to a stream's first text. What
+    the end of an answer teaches is learned in the loop's next turn: the answer leaves first."""
 
     def __init__(self, decision: Decision, account: Account, first: Callable[[float], None]) -> None:
         self._decision = decision
@@ -35,6 +38,7 @@ class Books:
         self._first = first
         self._began = False
         self._output_tokens = 0
+        self._loop = asyncio.get_running_loop()
 
     def streamed(self, reader: Reader) -> None:
         """More of a stream has passed."""
@@ -54,11 +58,11 @@ class Books:
         self._output_tokens = figures.output_tokens
         self._decision.figures = figures
         if not self._began:
-            self._account.first_token(time.monotonic(), figures.cached)
+            self._loop.call_soon(self._account.first_token, time.monotonic(), figures.cached)
 
     def close(self) -> None:
         """The try has ended, well or not."""
-        self._account.done(time.monotonic(), output_tokens=self._output_tokens)
+        self._loop.call_soon(partial(self._account.done, time.monotonic(), output_tokens=self._output_tokens))
 
 
 async def relay(request: web.Request, legs: Legs, answer: Answer, books: Books | None) -> web.StreamResponse:
