@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-full check transports bench-core bench-serving bench-offline bench-one-batch bench-programs clean
+.PHONY: help serve test test-full check transports bench-core bench-serving bench-offline bench-one-batch bench-masks bench-programs clean
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null))
 VENV ?= .venv
@@ -49,6 +49,9 @@ bench-offline: $(VENV)/.serve  ## measure the engine without HTTP (docs/offline.
 
 bench-one-batch: $(VENV)/.serve  ## measure the model runner alone; ARGS="--batch-size 1 8 --input-len 256 --output-len 32"
 	$(BIN)/python -m benchmark.bench_one_batch --model-path demo $(ARGS)
+
+bench-masks: $(VENV)/.serve  ## measure what a grammar costs a decode step of 16 rows (docs/benchmarks.md)
+	$(BIN)/python -m benchmark.bench_masks --model-path demo $(ARGS)
 
 bench-programs: $(VENV)/.serve  ## programs in the frontend language, with and without its hints and the cache (docs/frontend.md)
 	$(BIN)/python -m benchmark.bench_programs --model-path demo $(ARGS)
