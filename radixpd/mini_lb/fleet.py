@@ -257,7 +257,7 @@ class Fleet:
             return
         load = read_load(body)
         now = time.monotonic()
-        if _is_another(load, worker.load):
+        if load.by_another_than(worker.load):
             worker.incarnation += 1
             worker.breaker.reset()
             self._tell(worker, None)
@@ -289,13 +289,6 @@ class Fleet:
         if not same:
             self._listeners.told(worker.name, card.events if card is not None else None)
         self._prompts.told(worker.name, card)
-
-
-def _is_another(load: LoadReport, before: LoadReport) -> bool:
-    """Whether a report is by another process than the one before."""
-    if load.incarnation and before.incarnation:
-        return load.incarnation != before.incarnation
-    return load.steps < before.steps
 
 
 def _watched(task: asyncio.Task[None]) -> None:

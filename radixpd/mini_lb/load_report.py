@@ -45,6 +45,12 @@ class LoadReport:
     incarnation: str = ""
     role: str = ""
 
+    def by_another_than(self, before: LoadReport) -> bool:
+        """Whether another process than the one before reports."""
+        if self.incarnation and before.incarnation:
+            return self.incarnation != before.incarnation
+        return self.steps < before.steps
+
 
 _DECODER = msgspec.json.Decoder(list[_Load] | _Load)
 
