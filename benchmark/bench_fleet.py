@@ -128,8 +128,11 @@ def _balancer(policy: str, servers: Sequence[tuple[str, str, int]]) -> Iterator[
 
 
 def _knows_all(url: str, *, known: bool) -> bool:
-    with urllib.request.urlopen(url + "/workers", timeout=10) as answer:
-        workers: list[dict[str, Any]] = json.load(answer)["workers"]
+    try:
+        with urllib.request.urlopen(url + "/workers", timeout=10) as answer:
+            workers: list[dict[str, Any]] = json.load(answer)["workers"]
+    except OSError:
+        return False
     return all(each["state"] == "up" and (each["cache_known"] or not known) for each in workers)
 
 

@@ -188,8 +188,11 @@ def _answers(url: str) -> bool:
 
 def _knows_all(url: str, exact: bool) -> bool:
     """Whether every worker gets requests and, where the policy wants that, its cache is followed."""
-    with urllib.request.urlopen(url + "/workers", timeout=5) as answer:
-        return all(each["state"] == "up" and (each["cache_known"] or not exact) for each in json.load(answer)["workers"])
+    try:
+        with urllib.request.urlopen(url + "/workers", timeout=5) as answer:
+            return all(each["state"] == "up" and (each["cache_known"] or not exact) for each in json.load(answer)["workers"])
+    except OSError:
+        return False
 
 
 def _end(log: Path) -> str:
