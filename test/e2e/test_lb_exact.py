@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,7 +72,8 @@ class Worker:
     def __init__(self, serve: Callable[..., Server]) -> None:
         live, self.replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
         config = {"endpoint": live.replace("127.0.0.1", "*"), "replay_endpoint": self.replay, "topic": "kv"}
-        self.server = serve("--threads", "1", "--enable-cache-report", "--kv-events-config", json.dumps(config))
+        self.flags = ("--threads", "1", "--enable-cache-report", "--kv-events-config", json.dumps(config))
+        self.server = serve(*self.flags)
 
     def stored(self) -> list[int]:
         """Pages stored in the server's life, in order."""
@@ -134,3 +136,27 @@ async def test_prompts_are_named_and_found_as_the_server_does(worker: Worker) ->
             assert stored[at : at + len(pages)] == pages, name
     finally:
         await lb.close()
+
+
+@pytest.mark.full
+async def test_a_server_that_was_killed_comes_back_with_nothing(tiny: Path) -> None:
+    worker = Worker(lambda *flags: Server(tiny, "--max-total-tokens", "4096", *flags))
+    lb = await exact(worker)
+    known = lb.parts.proxy._dispatcher.known
+    try:
+        path, body = body_of("text")
+        await lb.post(path, body)
+        pages = (await lb.parts.proxy._prompts.read(path, read_ask(json.dumps(body).encode()), authorization="")).route.pages
+        await until(lambda: known.match(pages), "its pages are told")
+        worker.server.process.kill()
+        await asyncio.to_thread(worker.server.process.wait, 30)
+        await until(lambda: not known.match(pages), "they are not believed in any more")
+        worker.server = await asyncio.to_thread(lambda: Server(tiny, "--max-total-tokens", "4096", *worker.flags, port=worker.server.port))
+        await until(lambda: all(each.up and each.hears() for each in lb.parts.fleet), "the new one is heard")
+        assert not known.match(pages)
+        assert cached(await lb.post(path, body)) == 0
+        await until(lambda: known.match(pages), "its pages are told again")
+        assert cached(await lb.post(path, body)) == len(pages) * 16
+    finally:
+        await lb.close()
+        worker.server.close()
