@@ -32,6 +32,7 @@ EXCUSES = re.compile(
             r"logit_bias: keys are token ids", r"this server writes no profiles", r"no profile was started",
             r"^this server does not split prefill and decode",  # a change of role; a room says which field it is
             r"stop_regex: ", r"(json_schema|regex|ebnf|structural_tag|response_format): ", r"an output follows one grammar",
+            r"^the request's grammar is refused: ",  # known after compiling
             r"bootstrap_\w+ is missing: it goes with", r"is not a loopback address", r"is none of --disaggregation-peers",
             r"bootstrap_host must be a host name", r"two prompts of this request",
             r"^tools: ", r"^tools\[", r"^tool_choice required needs tools", r"^tool_choice names a function",

@@ -138,7 +138,8 @@ class Library:
                 self._keep(result.grammar, result.compiled)
             else:
                 self._live[result.grammar] = result.compiled
-        self._answers += [Answer(id, result.error, result.status) for id in pending.ids]
+        error = f"the request's grammar is refused: {result.error}" if result.error and result.status == 400 else result.error
+        self._answers += [Answer(id, error, result.status) for id in pending.ids]
 
     def _answer(self, answers: list[Answer]) -> None:
         self._answers += answers
@@ -201,16 +202,17 @@ class _CompilerLine:
 
     def _run(self) -> None:
         while True:
-            fds = [self._wake]
-            if self._process is not None and self._process.stdout is not None:
-                fds.append(self._process.stdout.fileno())
+            fds, process = [self._wake], self._process
+            if process is not None and process.stdout is not None:
+                fds.append(process.stdout.fileno())
             ready, _, _ = select.select(fds, [], [], 1.0 if self._open else None)
             if self._wake in ready:
                 os.eventfd_read(self._wake)
                 if not self._take_asked():
                     self._stop("")
                     return
-            if len(fds) > 1 and fds[1] in ready:
+            # To send may have found the process dead, and closed its pipes.
+            if process is self._process and len(fds) > 1 and fds[1] in ready:
                 self._hear(os.read(fds[1], 2**20))
             patience = self._limits.seconds + GRACE_SECONDS if self._ready else START_SECONDS
             if self._open and time.monotonic() - self._heard > patience:

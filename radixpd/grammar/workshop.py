@@ -33,6 +33,7 @@ FRESH = 2  # jobs that may start while as many are younger than FRESH_SECONDS
 FRESH_SECONDS = 0.5
 MOST = 12  # children at a time
 MAX_PACKED = 32 * 2**20
+TOO_LARGE = "the grammar takes too much memory to compile"
 NICE = 10  # steps of the model come first
 TRIAL_TOKENS = 64
 TRIAL_SECONDS = 1.0
@@ -164,9 +165,10 @@ def _compile(backend: Backend, vocabulary: Vocabulary, grammar: Grammar) -> tupl
         _try(compiled, vocabulary)
         packed = backend.pack(compiled)
     except MemoryError:
-        return {"error": "the grammar takes too much memory to compile"}, b""
+        return {"error": TOO_LARGE}, b""
     except Exception as error:  # whatever a backend raises is the end of this grammar alone
-        return {"error": first_line(error)}, b""
+        line = first_line(error)
+        return {"error": TOO_LARGE if "bad_alloc" in line else line}, b""  # as C++ says it
     if len(packed) > MAX_PACKED:
         return {"error": "the compiled grammar is too large"}, b""
     return {"error": ""}, packed

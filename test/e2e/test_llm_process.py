@@ -71,9 +71,9 @@ class Program:
             self.words.put(line)
         self.words.put("")
 
-    def hears(self) -> Any:
+    def hears(self, seconds: float = SECONDS) -> Any:
         """The next word that it says."""
-        line = self.words.get(timeout=SECONDS)
+        line = self.words.get(timeout=seconds)
         assert line, f"the program has ended:\n{self.errors.read_text()}"
         return json.loads(line)
 
@@ -167,7 +167,7 @@ for round in range(120):
 say([interrupted, llm._runs._free._value == llm._runs.room])
 say(len(llm.generate("a", SHORT)["output_ids"]))
 """)
-    assert program.hears() == [120, True]
+    assert program.hears(240) == [120, True]
     assert program.hears() == 3
     assert program.end()[0] == 0
     until(lambda: nothing_left(program, home), "no process, no directory")

@@ -40,5 +40,5 @@ def test_soak(serve: Callable[..., Server], tiny: Path) -> None:
     assert report.counts["refused"] > 0
     server.settled()
     server.flush()
-    assert server.pages() == {"free": 16384 / 16, "tree": 0, "request": 0}
+    assert server.pages() == {"free": 16384 / 16, "tree": 0, "request": 0, "quarantine": 0}
     assert {name: growth[name] for name in WATCHED if abs(growth[name]) > GROWTH} == {}

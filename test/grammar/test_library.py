@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from bytes_vocabulary import VOCABULARY, allowed, encode
@@ -56,6 +57,7 @@ def test_what_cannot_be_compiled_is_answered_with_the_reason(library: Library) -
     library.want(11, Grammar("ebnf", "root ::= nowhere"))
     library.want(12, Grammar("ebnf", 'root ::= root "a"'))
     found = answers(library, 2)
+    assert found[11].error.startswith("the request's grammar is refused: ")
     assert "nowhere" in found[11].error
     assert found[11].status == 400
     assert "no text fits" in found[12].error
@@ -63,10 +65,11 @@ def test_what_cannot_be_compiled_is_answered_with_the_reason(library: Library) -
 
 @pytest.mark.full
 def test_so_08_slow_grammars_cost_their_own_requests_only() -> None:
-    library = Library("xgrammar", lambda: VOCABULARY, encode, CompileLimits(seconds=4.0, megabytes=1024))
+    library = Library("xgrammar", lambda: VOCABULARY, encode, CompileLimits(seconds=2.0, megabytes=1024))
     try:
         for at in range(8):
-            library.want(100 + at, Grammar("ebnf", f'root ::= (("a"{{0,{3000 + at}}} "b"{{0,3000}}){{0,3000}}){{0,3000}}'))
+            part = f'("a"{{0,{3000 + at}}} "b"{{0,3000}}){{0,3000}}'
+            library.want(100 + at, Grammar("ebnf", f"root ::= {' '.join([part] * 40)}"))  # gigabytes, and seconds until they are full
         library.want(200, grammar_of("regex", "easy"))
         order: list[int] = []
         found: dict[int, Answer] = {}
@@ -95,5 +98,35 @@ def test_a_compiler_that_is_gone_is_replaced() -> None:
             assert first.status == 500
             library.want(3, grammar_of("regex", "b"))
             assert answers(library, 1)[3].error == ""
+    finally:
+        library.close()
+
+
+def test_a_compiler_that_dies_while_it_is_asked_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library("llguidance", lambda: VOCABULARY, encode)
+    real = select.select
+    dies: list[bool] = []
+
+    def both(fds: list[int], *rest: Any) -> tuple[list[int], list[int], list[int]]:
+        """A question, and the end of the compiler's output, seen together."""
+        ready = real(fds, *rest)
+        if len(fds) > 1 and dies:
+            dies.clear()
+            process = library._line._process
+            assert process is not None
+            process.kill()
+            process.wait(timeout=10)
+            return fds, [], []
+        return ready
+
+    monkeypatch.setattr("radixpd.grammar.library.select.select", both)
+    try:
+        library.want(1, grammar_of("regex", "a"))
+        assert answers(library, 1)[1].error == ""
+        dies.append(True)
+        library.want(2, grammar_of("regex", "b"))
+        assert answers(library, 1)[2].status == 500
+        library.want(3, grammar_of("regex", "c"))
+        assert answers(library, 1)[3].error == ""
     finally:
         library.close()
