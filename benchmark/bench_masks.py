@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def figures(free: Sequence[Seconds], bound: Sequence[Seconds]) -> dict[str, float]:
     """Medians in milliseconds, and the grammar's share of a free step in percent."""
-    found = {}
+    found: dict[str, float] = {}
     for kind in ("clock", "processor"):
         one, other = (float(np.median([getattr(each, kind) for each in steps])) * 1000 for steps in (free, bound))
         found |= {f"{kind}_free_ms": one, f"{kind}_masked_ms": other, f"{kind}_overhead_percent": 100 * (other - one) / one}

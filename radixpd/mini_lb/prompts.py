@@ -74,6 +74,8 @@ class _Chat(_Common):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
 
 
 _NATIVE, _COMPLETION, _CHAT = msgspec.json.Decoder(_Native), msgspec.json.Decoder(_Completion), msgspec.json.Decoder(_Chat)
@@ -171,6 +173,8 @@ class Prompts:
             generation=chat.add_generation_prompt,
             continued=chat.continue_final_message is True,
             template_kwargs=chat.chat_template_kwargs,
+            tools=chat.tools,
+            tool_choice=chat.tool_choice,
         )
         return await self._aside(lambda: template.render(**arguments), size, RENDERED_AT_ONCE)
 

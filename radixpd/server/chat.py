@@ -137,7 +137,8 @@ async def _talk(body: ChatBody, wishes: Wishes, service: Service) -> _Talk:
         tool_choice=body.tool_choice,
     )
     thinking = PARSERS[shown.reasoning_parser] if shown.reasoning_parser else None
-    inside = starts_inside(thinking, prompt) if thinking else None
+    continues = _last_answer(body.messages) if body.continue_final_message else None
+    inside = starts_inside(thinking, prompt, continues=continues) if thinking else None
     if grammar is not None and thinking is not None:
         grammar = behind_thought(grammar, inside=inside)
     # The marks of calls are special tokens in some vocabularies.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -113,8 +113,8 @@ class Turn:
             self._call_ids.append(drawn[:length] if length else f"call_{drawn[:24]}")
 
     def _ending(self, finish: Finish) -> dict[str, Any]:
-        calls = finish.kind == "stop" and self._reading.called
-        return ending(replace(finish, kind="tool_calls") if calls else finish)  # type: ignore[arg-type]
+        calls = {"finish_reason": "tool_calls"} if finish.kind == "stop" and self._reading.called else {}
+        return {**ending(finish), **calls}
 
     def _parts(self, start: int, stop: int) -> dict[str, Any]:
         """What is told of the ids `[start, stop)` besides their text."""

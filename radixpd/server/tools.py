@@ -22,6 +22,7 @@ from radixpd.text.tool_calls.formats import FORMATS, JSON_LIST, Format
 __all__ = ["TOOLS", "TOOL_CHOICE", "Tools", "tools_of"]
 
 MAX_TOOLS = 128
+MAX_SCHEMAS = 256 * 1024  # characters of all functions, where a grammar is made of them
 NAME = r"^[A-Za-z0-9_.:-]{1,128}$"
 CHOICES = ("none", "auto", "required")
 TOOLS: Schema = or_null(
@@ -99,9 +100,11 @@ class Tools:
             return given
         try:
             source = json.dumps([(each.name, each.parameters, each.strict) for each in self.functions])
+            if len(source) > MAX_SCHEMAS:
+                raise BadRequest(f"tools: functions that are kept to may have {MAX_SCHEMAS} characters, got {len(source)}", param="tools")
             return _grammar(source, self.format, self.forced, self.many, given)
-        except GrammarError as error:
-            raise BadRequest(f"tools: {error}", param="tools") from None
+        except (GrammarError, RecursionError) as error:
+            raise BadRequest(f"tools: {error if isinstance(error, GrammarError) else 'nested too deeply'}", param="tools") from None
 
 
 def tools_of(tools: list[Any] | None, choice: Any, *, many: bool | None, parser: str | None) -> Tools:

@@ -45,11 +45,10 @@ def _shown(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(given: Any) -> Any:
-    if isinstance(given, Mapping):
-        return Arguments(given, json.dumps(given, ensure_ascii=False))
-    text = "{}" if given is None or given == "" else given
     try:
+        text = json.dumps(given, ensure_ascii=False) if isinstance(given, Mapping) else given or "{}"
         value = json.loads(text)
-    except (TypeError, ValueError, RecursionError):
+        json.dumps(value, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError):  # ValueError: also half a character, which no prompt can hold
         return given
     return Arguments(value, text) if isinstance(value, dict) else given

@@ -27,9 +27,11 @@ class Thinking:
 PARSERS = {"deepseek-r1": Thinking(forced=True), "qwen3": Thinking(), "qwen3-thinking": Thinking(forced=True)}
 
 
-def starts_inside(thinking: Thinking, prompt: str) -> bool | None:
+def starts_inside(thinking: Thinking, prompt: str, *, continues: str | None = None) -> bool | None:
     """Whether an output behind this prompt begins inside of a thought; None: its own first characters tell. Templates end a prompt with
-    the opening mark, or with an empty thought to switch thinking off."""
+    the opening mark, or with an empty thought to switch thinking off. `continues`: the message that the output goes on with."""
+    if continues is not None:
+        return continues.rfind(BEGIN) > continues.rfind(END)
     tail = prompt.rstrip(BLANKS)
     if tail.endswith(BEGIN):
         return True

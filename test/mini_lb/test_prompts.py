@@ -28,7 +28,8 @@ from radixpd.text.tokenizer import load_tokenizer
 
 URL = "http://127.0.0.1:1"
 SIZE = 4
-TEMPLATE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
+TEMPLATE = "{% if tools %}{{ tools | tojson }}{% endif %}"
+TEMPLATE += "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
 
 
 @pytest.fixture(scope="session")
@@ -83,6 +84,14 @@ async def test_the_longest_of_several_prompts_is_named(prompts: Prompts, files: 
     space = namespace({"cache_salt": "y", "extra_key": "k"})
     assert ask.route.pages == named(tokenizer.encode(texts[1]), space)
     assert (ask.route.tokens, ask.route.page_size) == (sum(map(len, texts)), SIZE)
+
+
+async def test_tools_are_part_of_the_prompt_unless_none_may_be_called(prompts: Prompts, files: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    body = {"messages": [{"role": "user", "content": "a prompt of many pages"}], "tools": tools}
+    for choice, shown in ((None, json.dumps(tools)), ("required", json.dumps(tools)), ("none", "")):
+        ask = await read(prompts, {**body, "tool_choice": choice}, "/v1/chat/completions")
+        assert ask.route.pages == named(load_tokenizer(files).encode(shown + "[user]a prompt of many pages[a]"))
 
 
 @pytest.mark.parametrize("length", [1, 4, 5, 255, 256, 257, 258, 1000, 1025])

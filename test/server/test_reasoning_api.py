@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from contract import Contract
 from server.test_tools_api import BARE, CALL, CHATS, ROME, TOOLS, both, joined, made, serve
 
 from radixpd.grammar.thinking import THOUGHT
 from radixpd.runtime.messages import Generate
+from radixpd.server import openapi
 
 __all__ = ["serve"]  # the fixture
 
@@ -108,3 +110,14 @@ async def test_other_routes_know_no_thoughts(serve) -> None:
     api = await serve(reasoning_parser="deepseek-r1", template=BARE)
     assert (await api.generate("a</think>b"))["text"] == "a</think>b"
     assert (await api.post("/v1/completions", {"prompt": "a</think>b"}))["choices"][0]["text"] == "a</think>b"
+
+
+async def test_answers_are_as_described(serve) -> None:
+    api = await serve(reasoning_parser="qwen3", tool_call_parser="qwen25")
+    contract = Contract(api.http.server.app[openapi.DOCUMENT])
+    for text in (f"<think>a</think>b {CALL}", "plain", f"<think>a</think>{CALL}"):
+        for mode in ({}, {"stream": True, "stream_options": {"include_usage": True}}):
+            request = body(text, tools=TOOLS, logprobs=True, tool_choice="auto", parallel_tool_calls=True, separate_reasoning=True, **mode)
+            assert contract.allows(contract.body_schema("post", CHATS), request)
+            response = await api.http.post(CHATS, json=request)
+            contract.check("post", CHATS, response.status, response.content_type, await response.read())

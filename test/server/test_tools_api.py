@@ -147,6 +147,26 @@ async def test_tc_06_whatever_stands_in_earlier_calls_is_shown(serve) -> None:
         answer = await api.post(CHATS, {"messages": [*talk, {"role": "tool", "tool_call_id": "call_1", "content": "12 C"}]})
         shown = answer["choices"][0]["message"]["content"]
         assert shown.split("|")[1] == (json.dumps(arguments) if isinstance(arguments, dict) else arguments or "{}")
+    deep: dict[str, Any] = {}
+    for _ in range(900):
+        deep = {"a": deep}
+    for arguments in ('{"a": "\\ud800"}', '{"a": ' * 2000, deep):
+        call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+        response = await api.http.post(CHATS, json={"messages": [{"role": "user"}, {"role": "assistant", "tool_calls": [call]}]})
+        assert response.status in (200, 400), await response.text()
+
+
+async def test_schemas_that_are_too_deep_or_too_long_are_refused(serve) -> None:
+    api = await serve()
+    deep: dict[str, Any] = {"type": "object"}
+    for _ in range(440):
+        deep = {"type": "object", "properties": {"a": deep}}
+    wide = {"type": "object", "properties": {f"p{at}": {"type": "string", "description": "x" * 1000} for at in range(300)}}
+    for parameters, status in ((deep, {200, 400}), (wide, {400})):
+        for strict in (False, True):
+            tools = [{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": strict}}]
+            response = await api.http.post(CHATS, json={**body("a", tool_choice="required"), "tools": tools})
+            assert response.status in status, await response.text()
 
 
 async def test_a_template_gets_arguments_as_it_wants_them(serve) -> None:

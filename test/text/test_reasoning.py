@@ -74,6 +74,10 @@ def test_the_prompt_tells_where_an_output_begins() -> None:
     assert starts_inside(qwen, "<|im_start|>assistant\n<think>\n\n</think>\n\n") is False
     assert starts_inside(forced, "<｜Assistant｜>") is True
     assert starts_inside(forced, "<｜Assistant｜></think>") is False
+    for parser in (qwen, forced):
+        assert starts_inside(parser, "", continues="<think>so far") is True
+        assert starts_inside(parser, "", continues="<think>done</think> The") is False
+        assert starts_inside(parser, "", continues="The") is False
 
 
 def test_characters_before_the_answer_are_counted() -> None:
