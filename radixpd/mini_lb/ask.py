@@ -61,7 +61,7 @@ _DECODER = msgspec.json.Decoder(_Body)
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def read_ask(body: bytes, *, rid: str = "") -> Ask:
+def read_ask(body: bytes, *, rid: str = "", session: str = "") -> Ask:
     """Read a request's body; `BadRequest` if it is no JSON object, or names rooms."""
     try:
         found = _DECODER.decode(body)
@@ -84,6 +84,7 @@ def read_ask(body: bytes, *, rid: str = "") -> Ask:
         prompt=prompt,
         namespace=b"\0".join(given.get(name, b"") for name in ("cache_salt", "extra_key")),
         user=user if isinstance(user, str) else "",
+        session=session or (user if isinstance(user, str) else ""),
         stream=given.get("stream") == b"true",
     )
     return Ask(body, route, count)

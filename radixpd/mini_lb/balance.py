@@ -69,13 +69,13 @@ def _cache_aware(ask: RouteAsk, workers: Sequence[WorkerSnapshot], situation: Si
 
 
 def _consistent_hash(ask: RouteAsk, workers: Sequence[WorkerSnapshot], situation: Situation) -> Choice:
-    """Rendezvous hashing by user: a worker that comes or goes moves its own users only. A full worker passes on to the user's next one."""
-    if not ask.user:
-        return _plain(ask, _least(workers, situation, _busyness), "fewest requests, no user key")
+    """Rendezvous hashing by session: a worker that comes or goes moves its own sessions only. A full one passes on to a session's next."""
+    if not ask.session:
+        return _plain(ask, _least(workers, situation, _busyness), "fewest requests, no session named")
     most = BOUNDED_LOAD * (sum(worker.in_flight for worker in workers) + 1) / len(workers)
-    preferred = sorted(workers, key=lambda worker: _rank(ask.user, worker.name), reverse=True)
+    preferred = sorted(workers, key=lambda worker: _rank(ask.session, worker.name), reverse=True)
     free = next((worker for worker in preferred if worker.in_flight < most), preferred[0])
-    return _plain(ask, free, "the user's worker" if free is preferred[0] else "the user's next worker, the first one is full")
+    return _plain(ask, free, "the session's worker" if free is preferred[0] else "the session's next worker, the first one is full")
 
 
 def _busyness(worker: WorkerSnapshot) -> tuple[int, float]:
@@ -87,8 +87,8 @@ def _least(workers: Sequence[WorkerSnapshot], situation: Situation, key: Callabl
     return situation.random.choice([worker for worker in workers if key(worker) == least])
 
 
-def _rank(user: str, name: str) -> bytes:
-    framed = len(user).to_bytes(4, "little") + f"{user}{name}".encode(errors="surrogatepass")
+def _rank(session: str, name: str) -> bytes:
+    framed = len(session).to_bytes(4, "little") + f"{session}{name}".encode(errors="surrogatepass")
     return hashlib.blake2b(framed, digest_size=8).digest()
 
 

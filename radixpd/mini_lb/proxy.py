@@ -69,6 +69,7 @@ class Proxy:
         self._decisions = decisions
         self._prompts = prompts
         self._slo = _limits(settings.door)
+        self._session_header = settings.fleet.session_header
         self._retries = Retries(settings.retry, random.uniform)
         self._legs = Legs(fleet, upstream, self._retries.covers)
         forward, key = settings.fleet.forward_api_key, settings.fleet.worker_api_key
@@ -123,7 +124,9 @@ class Proxy:
 
     async def _ask(self, request: web.Request) -> Ask:
         key = f"Bearer {self._key}" if self._key is not None else request.headers.get(hdrs.AUTHORIZATION, "") if self._pass_key else ""
-        return await self._prompts.read(request.path, read_ask(await self.body(request), rid=caller().id), authorization=key)
+        session = request.headers.get(self._session_header, "")
+        ask = read_ask(await self.body(request), rid=caller().id, session=session)
+        return await self._prompts.read(request.path, ask, authorization=key)
 
     # ---- tries ----------------------------------------------------------------------------------------------------
 

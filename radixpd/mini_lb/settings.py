@@ -54,6 +54,7 @@ class FleetSettings:
     policy: str = flag("kv_cost", "who gets the next request", choices=CHOICES)
     prefill_policy: str | None = flag(None, "the same for the prefill half; default: --policy", choices=CHOICES)
     decode_policy: str | None = flag(None, "the same for the decode half; default: --policy", choices=CHOICES)
+    session_header: str = flag("X-Session-Id", "header by which consistent_hash keeps requests together; without it the body's `user`")
     tokenizer_path: str | None = flag(
         None, "directory of the model's tokenizer files, where the one that the workers name is not on this machine", metavar="DIR"
     )
@@ -219,6 +220,8 @@ def _check(settings: LbSettings) -> None:
         check_fleet(workers(fleet))
     if door.fair_by is not None and door.fair_by not in FAIR_WORDS and not HEADER_NAME.fullmatch(door.fair_by):
         raise ConfigError(f"--fair-by {door.fair_by[:200]}: give user, api_key or the name of a header")
+    if not HEADER_NAME.fullmatch(fleet.session_header):
+        raise ConfigError(f"--session-header {fleet.session_header[:200]}: give the name of a header")
     if fleet.worker_api_key is not None:
         check_access(ServerSettings(api_key=(fleet.worker_api_key,)))
     if fleet.forward_api_key and not door.api_key:

@@ -120,7 +120,8 @@ class RouteAsk:
     page_size: int = 16
     prompt: bytes = b""
     namespace: bytes = b""
-    user: str = ""  # what consistent_hash keeps together: a header or the user field
+    user: str = ""  # the body's field
+    session: str = ""  # what consistent_hash keeps together: a header, else the user
     output_tokens: int = 0  # how many it is expected to write; 0 for unknown
     stream: bool = True  # the first token will be seen when it comes; of a plain answer only the end is seen
 
@@ -135,11 +136,11 @@ class Tuning:
     work_weight: float = 1.25  # computing delays whoever comes later, so it costs more than its own time
     hidden: float = 0.5  # of what looks like a fixed cost of a prompt is the work of its tokens: times are noisy
     hidden_output: float = 0.1  # the same of what looks like the time of a plain answer's output
-    evict_weight: float = 0.5  # worth of evicted tokens, as a share of computing them
+    evict_weight: float = 0.75  # worth of evicted tokens, as a share of computing them
     host_share: float = 0.1  # loading a page back from the host tier, as a share of computing it
     imbalance_soft: float = 0.25  # price of a worker's recent work over the mean, as a share of computing the prompt
     imbalance_bound: float = 1.1  # over the mean by this factor
-    imbalance_noise: float = 1.0  # standard deviations of work that came by chance, which no worker pays for
+    imbalance_noise: float = 0.5  # standard deviations of work that came by chance, which no worker pays for
     imbalance_hard: float = 2.0  # and the excess costs this, times the prefix's heat
     hot: float = 20.0  # requests with the same prefix that count as heat
     handoff_s: float = 0.005  # that a handoff takes beside the bytes

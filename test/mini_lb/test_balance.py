@@ -30,7 +30,7 @@ def _counts(policy: str, workers: list[WorkerSnapshot], times: int = 400, ask: R
 @settings(max_examples=100, deadline=None)
 @given(workers=FLEET, tokens=st.integers(0, 5000), turn=st.integers(0, 100), seed=st.integers(0, 100), user=st.text(max_size=3))
 def test_only_usable_workers_are_chosen(policy: str, workers: list[WorkerSnapshot], tokens: int, turn: int, seed: int, user: str) -> None:
-    ask, situation = RouteAsk(tokens=tokens, user=user), Situation(turn, random.Random(seed))
+    ask, situation = RouteAsk(tokens=tokens, session=user), Situation(turn, random.Random(seed))
     usable = {worker.name for worker in workers if worker.usable}
     if not usable:
         with pytest.raises(Overloaded, match="no worker"):
@@ -106,17 +106,17 @@ def test_cache_aware_spreads_equal_matches() -> None:
 
 def test_a_user_keeps_his_worker_and_a_lost_worker_moves_only_its_own_users() -> None:
     workers = _fleet(0, 0, 0, 0, 0)
-    users = [RouteAsk(tokens=10, user=f"user {i}") for i in range(300)]
-    before = {ask.user: choose("consistent_hash", ask, workers, Situation()).worker for ask in users}
+    users = [RouteAsk(tokens=10, session=f"user {i}") for i in range(300)]
+    before = {ask.session: choose("consistent_hash", ask, workers, Situation()).worker for ask in users}
     assert min(Counter(before.values()).values()) > 30
     lost = workers.pop(2)
     for ask in users:
         after = choose("consistent_hash", ask, workers, Situation()).worker
-        assert after == before[ask.user] or before[ask.user] == lost.name
+        assert after == before[ask.session] or before[ask.session] == lost.name
 
 
 def test_a_user_whose_worker_is_full_goes_to_one_and_the_same_other() -> None:
-    ask = RouteAsk(tokens=10, user="somebody")
+    ask = RouteAsk(tokens=10, session="somebody")
     idle = _fleet(0, 0, 0, 0)
     first = choose("consistent_hash", ask, idle, Situation()).worker
     busy = [worker._replace(in_flight=9 if worker.name == first else 2) for worker in idle]

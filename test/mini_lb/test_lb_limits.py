@@ -216,6 +216,8 @@ async def test_whoever_has_waited_too_long_leaves_room_for_others() -> None:
 def test_a_header_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="--fair-by X Tenant: give user, api_key or the name of a header"):
         parse(["--fair-by", "X Tenant"])
+    with pytest.raises(ConfigError, match="--session-header X Session: give the name of a header"):
+        parse(["--session-header", "X Session"])
 
 
 @pytest.mark.parametrize("seed", range(5))

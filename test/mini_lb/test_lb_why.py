@@ -65,6 +65,25 @@ async def test_an_answer_tells_who_and_why(serve) -> None:
     assert not [url for url in urls.values() if url in told[0]]
 
 
+@pytest.mark.parametrize(
+    ("flags", "headers", "body"),
+    [((), {"x-session-id": "%d"}, {"user": "one"}), (("--session-header", "X-User"), {"X-User": "%d"}, {}), ((), {}, {"user": "%d"})],
+)
+async def test_requests_of_a_session_stay_together(serve, flags, headers, body) -> None:
+    lb, *_ = await serve("a", "b", "c", flags=("--policy", "consistent_hash", *flags))
+    homes = []
+    for session in range(12):
+        ask = {"text": "a", **{name: value.replace("%d", str(session)) for name, value in body.items()}}
+        by = {name: value.replace("%d", str(session)) for name, value in headers.items()}
+        took = set()
+        for _ in range(3):
+            async with lb.http.post("/generate", json=ask, headers=by) as response:
+                took.add(route_of(response)[1])
+        assert len(took) == 1
+        homes.append(took.pop())
+    assert len(set(homes)) > 1
+
+
 async def test_a_stream_tells_it_too(serve) -> None:
     async def script(request, visit):
         return await stream(request, event(USAGE), DONE)
