@@ -74,6 +74,7 @@ def build_parts(settings: LbSettings) -> Parts:
         fleet_settings.policy,
         prefill_policy=fleet_settings.prefill_policy,
         decode_policy=fleet_settings.decode_policy,
+        cap_bytes=fleet_settings.index_memory_mb * 2**20,
         seed=secrets.randbits(62),
     )
     prompts = Prompts(fleet_settings.tokenizer_path)

@@ -55,6 +55,7 @@ class FleetSettings:
     prefill_policy: str | None = flag(None, "the same for the prefill half; default: --policy", choices=CHOICES)
     decode_policy: str | None = flag(None, "the same for the decode half; default: --policy", choices=CHOICES)
     session_header: str = flag("X-Session-Id", "header by which consistent_hash keeps requests together; without it the body's `user`")
+    index_memory_mb: int = flag(256, "MiB that the index of cached prefixes may take, and that of prompts sent", low=1, high=2**20)
     tokenizer_path: str | None = flag(
         None, "directory of the model's tokenizer files, where the one that the workers name is not on this machine", metavar="DIR"
     )
