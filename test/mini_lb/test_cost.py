@@ -102,8 +102,8 @@ def test_differences_by_chance_cost_nothing() -> None:
             _worker("hit", hits=Hits(500), recent_s=mean + more), _worker("other", recent_s=mean - more), tuning=Tuning(), heat=20.0
         )
 
-    assert ratio(50.0, 15.0).worker == "hit"
-    assert ratio(5000.0, 1500.0).worker == "other"
+    assert ratio(50.0, 10.0).worker == "hit"
+    assert ratio(5000.0, 1000.0).worker == "other"
 
 
 def test_what_must_go_is_worth_more_where_it_was_used_lately() -> None:
