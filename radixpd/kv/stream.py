@@ -2,8 +2,8 @@
 
 The conversation is a generator: it yields the buffers that are to be filled next and goes on when all of them are full, or yields None to
 be left alone until `resume`. Queued output is a buffer, or a function that is called when everything before it has been handed to the
-kernel and returns the bytes to send then. Invariant: an error of the socket or of the conversation closes this stream, tells `closed`
-once, and goes no further.
+kernel and returns the bytes to send then. Invariants: an error of the socket or of the conversation closes this stream, tells `closed`
+once, and goes no further; what the other side said before it closed is read first, though it can be told nothing any more.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Stream:
         self._want: list[memoryview] = []
         self._at = 0
         self._paused = False
+        self._unheard = False  # the other side takes nothing any more
         self._out: deque[Output] = deque()
         self._events = 0
 
@@ -192,7 +193,7 @@ class Stream:
 
     def _send(self) -> None:
         budget = BURST
-        while self.open and budget > 0 and (self._out or self._refill()):
+        while self.open and not self._unheard and budget > 0 and (self._out or self._refill()):
             head = self._out[0]
             if not isinstance(head, memoryview):
                 self._out[0] = memoryview(head())
@@ -205,8 +206,14 @@ class Stream:
                 count = self.sock.sendmsg(buffers)
             except BlockingIOError:
                 return
+            except (BrokenPipeError, ConnectionResetError):
+                # It has closed. Its last words may be here already; the end of them closes this stream.
+                self._unheard = True
+                break
             budget -= count
             self._sent(count)
+        if self._unheard:
+            self._out.clear()
 
     def _sent(self, count: int) -> None:
         while self._out and isinstance(head := self._out[0], memoryview) and count >= len(head):

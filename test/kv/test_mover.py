@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -347,6 +348,23 @@ def test_close_fails_what_is_open_and_a_closed_sender_is_lost_to_its_receiver(pa
     until(lambda: pair.same(range(4), range(4), [0]))
     assert pair.p.mover.close(10.0)
     assert failed(1, "closing")(pair.p.reports.all[-1])
+    pair.d.reports.wait(lambda report: isinstance(report, PeerLost) and report.peer == P)
+
+
+def test_a_sender_that_closes_before_it_is_answered_is_lost_all_the_same(pair):
+    pair.expect(1)
+    pair.p.mover.begin([send([1], [1])])
+    pair.d.reports.wait(Landed(7))
+    pair.expect(*range(4), room=8)
+    pair.d.do(lambda: None)
+    resume = threading.Event()
+    pair.d.mover.after(lambda: resume.wait(20))  # its answer comes when nobody is there to take it
+    sent = pair.p.mover.counters.frames_out
+    pair.p.mover.begin([send(range(4), range(4), ticket=2, room=8, ready=0)])
+    pair.p.mover.layer_done(0)
+    until(lambda: pair.p.mover.counters.frames_out > sent)
+    assert pair.p.mover.close(10.0)
+    resume.set()
     pair.d.reports.wait(lambda report: isinstance(report, PeerLost) and report.peer == P)
 
 
