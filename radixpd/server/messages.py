@@ -51,6 +51,10 @@ MESSAGES: Schema = {
             "tool_call_id": or_null({"type": "string", "description": "of a tool's message"}),
         },
         "required": ["role"],
+        "anyOf": [
+            {"properties": {"role": {"const": "assistant"}}},
+            {"properties": {"tool_calls": or_null({"type": "array", "maxItems": 0})}},
+        ],
     },
     "minItems": 1,
     "maxItems": MAX_MESSAGES,
@@ -90,23 +94,23 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
             raise BadRequest(f"{where}.role {role} is not served by this server", param="messages", code="unsupported_field")
         if role not in ROLES:
             raise BadRequest(f"{where}.role must be one of {', '.join(ROLES)}, got {str(role)[:40]!r}", param="messages")
-        if message.get("tool_calls"):
+        if message.get("tool_calls") is not None:
             _check_calls(message, where)
-        if not isinstance(message.get("tool_call_id") or "", str):
+        if not isinstance(message.get("tool_call_id"), str | None):
             raise BadRequest(f"{where}.tool_call_id must be a text", param="messages")
 
 
 def _check_calls(message: dict[str, Any], where: str) -> None:
     calls = message["tool_calls"]
-    if message["role"] != "assistant":
-        raise BadRequest(f"{where}.tool_calls: only an assistant's message has calls", param="messages")
     if not isinstance(calls, list) or len(calls) > MAX_CALLS:
         raise BadRequest(f"{where}.tool_calls must be a list of at most {MAX_CALLS} calls", param="messages")
+    if calls and message["role"] != "assistant":
+        raise BadRequest(f"{where}.tool_calls: only an assistant's message has calls", param="messages")
     for index, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRequest(f"{where}.tool_calls[{index}].function.name must be a text", param="messages")
         if not isinstance(function.get("arguments"), str | dict | None):
             raise BadRequest(f"{where}.tool_calls[{index}].function.arguments must be a text or an object", param="messages")
-        if call.get("type") not in (None, "function") or not isinstance(call.get("id") or "", str):
+        if call.get("type") not in (None, "function") or not isinstance(call.get("id"), str | None):
             raise BadRequest(f"{where}.tool_calls[{index}] must have type function and an id that is a text", param="messages")

@@ -210,7 +210,9 @@ async def test_tool_calls_in_messages_are_named(api) -> None:
         ({"role": "assistant", "tool_calls": [call, {**call, "id": 1}]}, "messages[1].tool_calls[1]"),
         ({"role": "assistant", "tool_calls": {"a": 1}}, "messages[1].tool_calls"),
         ({"role": "user", "content": "a", "tool_calls": [call]}, "messages[1].tool_calls"),
+        ({"role": "assistant", "tool_calls": 0}, "messages[1].tool_calls"),
         ({"role": "tool", "content": "x", "tool_call_id": 7}, "messages[1].tool_call_id"),
+        ({"role": "tool", "content": "x", "tool_call_id": False}, "messages[1].tool_call_id"),
         ({"role": "assistant", "function_call": {"name": "x"}}, "messages[1].function_call"),
     ):
         for path in ("/v1/chat/completions", "/tokenize"):

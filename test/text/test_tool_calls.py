@@ -156,6 +156,7 @@ def test_arguments_come_as_they_are_written(name: str) -> None:
         ("qwen25", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', "", [("f", {"a": 1})]),
         ("qwen25", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", {"a": 1})]),
         ("qwen25", '<tool_call>{"name": "f"}</tool_call>', "", [("f", {})]),
+        ("qwen25", '<tool_call>[{"name": "f", "arguments": {"a": 1}}, {"name": "f"}]</tool_call>!', "!", [("f", {"a": 1}), ("f", {})]),
         ("qwen25", '<tool_call>{"name": "nope", "arguments": {}}</tool_call>', None, []),
         ("qwen25", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', None, []),
         ("qwen25", "<tool_call>f(1)</tool_call>", None, []),

@@ -1,7 +1,10 @@
-"""Hermes' format, which Qwen 2.5 and 3 write too: `<tool_call>`, a JSON object, `</tool_call>`, for each call. Used by `formats`."""
+"""Hermes' format, which Qwen 2.5 and 3 write too: `<tool_call>`, a JSON object, `</tool_call>`, for each call. Some models (SmolLM2) put
+a list of objects between the marks. Used by `formats`.
+"""
 
 from __future__ import annotations
 
+from radixpd.text.tool_calls import json_list
 from radixpd.text.tool_calls.json_text import call_object
 from radixpd.text.tool_calls.reader import Malformed, Reader, Steps
 
@@ -15,7 +18,7 @@ def script(reader: Reader) -> Steps[None]:
     while (yield from reader.until(BEGIN)):
         try:
             yield from reader.blanks()
-            yield from call_object(reader)
+            yield from json_list.calls(reader) if reader.char == "[" else call_object(reader)
         except Malformed:
             continue
         yield from reader.closing(END_MARK)
