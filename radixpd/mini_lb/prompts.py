@@ -184,7 +184,7 @@ class Prompts:
         if len(prompt) > card.longest * text.longest_token:
             raise ValueError("longer than any prompt that fits")
         cut = text.memory.cut(prompt)
-        computed = await self._aside(lambda: text.memory.work(cut), cut.unknown) if cut.unknown else []
+        computed = await self._aside(lambda: text.memory.work(cut), cut.unknown)
         return text.memory.join(cut, computed, special=special)
 
     async def _aside(self, work: Callable[[], Result], size: int, at_once: int = AT_ONCE) -> Result:
