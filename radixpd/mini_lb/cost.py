@@ -54,20 +54,20 @@ def prompt_cost(ask: RouteAsk, worker: WorkerSnapshot, field: Field, situation: 
     prefill_s = worker.prefill.seconds(new, cached)
     if cached > hits.device:
         prefill_s += tuning.host_share * worker.prefill.work(cached - hits.device, hits.device)
-    evict_s = eviction(worker, new, field, tuning)
+    hidden_s = _hidden(ask, worker, tuning) / max(ask.tokens, 1)
+    evict_s = eviction(worker, new, field, tuning, hidden_s)
     imbalance_s = _imbalance(ask, worker, field, situation)
-    hidden_s = _hidden(ask, worker, tuning) * new / max(ask.tokens, 1)
-    score = worker.queued_s + tuning.work_weight * prefill_s + hidden_s + evict_s + imbalance_s
+    score = worker.queued_s + tuning.work_weight * prefill_s + hidden_s * new + evict_s + imbalance_s
     return PromptCost(score, prefill_s, evict_s, imbalance_s)
 
 
-def eviction(worker: WorkerSnapshot, new: int, field: Field, tuning: Tuning) -> float:
-    """The worth of what `new` more tokens push out of the worker's cache."""
+def eviction(worker: WorkerSnapshot, new: int, field: Field, tuning: Tuning, hidden_s: float = 0.0) -> float:
+    """The worth of what `new` more tokens push out of the worker's cache. `hidden_s`: of a token, beyond the estimate."""
     if worker.room_tokens is None or new <= worker.room_tokens:
         return 0.0
     gone = new - max(worker.room_tokens, 0)
     idle = worker.idle_s / field.idle_s if field.idle_s > 0 else 1.0
-    return tuning.evict_weight * worker.prefill.work(gone) * 2 / (1 + idle * idle)
+    return tuning.evict_weight * (worker.prefill.work(gone) + hidden_s * gone) * 2 / (1 + idle * idle)
 
 
 def decode_wait(ask: RouteAsk, worker: WorkerSnapshot) -> tuple[float, float]:
