@@ -273,7 +273,7 @@ def test_a_pause_is_told_when_the_runner_is_still_and_lasts_until_continue(start
     assert (load.paused, load.held) == (True, 2)
     assert (load.running, load.waiting) == ((1, 1) if mode == "in_place" else (0, 2))
     before, loads = len(group.output("running")), len(group.of(Load))
-    group.pump(lambda: len(group.of(Load)) == loads + 3)  # longer than the watchdog allows a step
+    group.pump(lambda: len(group.of(Load)) >= loads + 3)  # longer than the watchdog allows a step
     assert not group.of(Failed)
     assert len(group.output("running")) == before
     group.api_out.send(Control(7, "flush_cache"))
@@ -399,7 +399,7 @@ def test_a_slow_load_and_a_long_idle_time_do_not_trip_the_watchdog(start: Start)
     group = start(settings(server=ServerSettings(watchdog_timeout=1)))
     assert not group.api_in.socket.poll(1200)
     group.ready()
-    group.pump(lambda: len(group.of(Load)) == 3)  # longer than the watchdog allows a step
+    group.pump(lambda: len(group.of(Load)) >= 3)  # longer than the watchdog allows a step
     group.generate("a", [1, 2, 3])
     group.pump(lambda: "a" in group.finished())
     assert not group.of(Failed)
@@ -408,7 +408,7 @@ def test_a_slow_load_and_a_long_idle_time_do_not_trip_the_watchdog(start: Start)
 def test_a_ready_loop_shows_that_it_turns_idle_and_busy(group: Group) -> None:
     """One unchanged `Load` a second, no flood."""
     began = time.monotonic()
-    group.pump(lambda: len(group.of(Load)) == 3, seconds=5)
+    group.pump(lambda: len(group.of(Load)) >= 3, seconds=5)
     assert time.monotonic() - began > 1.5
     assert len({load.load for load in group.of(Load)}) == 1
     group.answers = False
