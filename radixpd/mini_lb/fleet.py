@@ -52,6 +52,7 @@ class Worker:
         self.outcomes = {"ok": 0, "fault": 0, "neutral": 0}
         self.looks = 0  # good ones in a row, or as a negative number failed ones
         self.suspect = asyncio.Event()  # look now
+        self.turned: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # done when its role has become another
 
     @property
     def name(self) -> str:
@@ -277,6 +278,8 @@ class Fleet:
             return
         if "regular" not in (worker.spec.role, card.role) and card.role != worker.spec.role:
             worker.spec = replace(worker.spec, role=card.role, bootstrap_port=card.bootstrap_port)
+            worker.turned.set_result(None)
+            worker.turned = asyncio.get_running_loop().create_future()
             logger.info("worker %s is a %s server now", worker.name, card.role)
         self._tell(worker, card)
 

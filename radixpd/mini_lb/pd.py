@@ -1,8 +1,9 @@
 """A request that two workers share: the same body to a prefill and a decode server, joined by rooms; decode's answer is the client's.
 
 Whoever fails first before decode has begun to answer ends the request for both, once; after that decode alone decides, since it can
-compute what prefill did not send. Invariant: on every way out, the client's hang-up too, both legs are over: their connections are closed,
-which tells the servers, and their leases are given back. Called by the proxy.
+compute what prefill did not send. A server that changes its role meanwhile has failed: it drains before, so what it has came after, and
+two halves of one kind would wait for each other. Invariant: on every way out, the client's hang-up too, both legs are over: their
+connections are closed, which tells the servers, and their leases are given back. Called by the proxy.
 """
 
 from __future__ import annotations
@@ -37,9 +38,13 @@ async def pair(
         handoff = asyncio.create_task(legs.whole(first, outgoing, body))
         handoff.add_done_callback(lambda _: prefilled())
         head = asyncio.create_task(legs.head(second, outgoing, body))
+        turned = [(lease.worker, lease.worker.turned) for lease in (first, second)]
         try:
-            await asyncio.wait((handoff, head), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((handoff, head, *(each for _, each in turned)), return_when=asyncio.FIRST_COMPLETED)
             if not head.done():
+                for worker, each in turned:
+                    if each.done():
+                        raise LegFailed(worker.name, "has changed its role")
                 handoff.result()
             yield await head
             await asyncio.wait((handoff,), timeout=GRACE)

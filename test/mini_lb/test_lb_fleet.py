@@ -166,6 +166,32 @@ async def test_a_worker_that_switches_its_role_gets_other_requests(stubs, balanc
     assert (await shown(lb, d.url))["incarnation"] == 1
 
 
+async def test_what_met_a_worker_after_it_had_switched_is_tried_elsewhere(stubs, balance) -> None:
+    """Before the balancer sees it, the new prefill server gets a leg that was meant for a decode server: both halves wait for another."""
+    load = {**LOAD, "incarnation": "one"}
+    p, d, other = await stubs("p", "d", "other", load={**load, "role": "prefill"}, info=INFO)
+    for stub in (d, other):
+        stub.load, stub.info = {**load, "role": "decode"}, {**INFO, "role": "decode"}
+
+    async def waits(request, visit):
+        if not other.visits:
+            await asyncio.Future()
+        return web.json_response({"text": "", "meta_info": {"completion_tokens": 0}})
+
+    p.script = d.script = waits
+    other.healthy = False
+    lb = await balance("--prefill", p.url, "--decode", d.url, other.url)
+    await lb.up(2)
+    asked = asyncio.create_task(lb.post())
+    await until(lambda: p.visits and d.visits, "both legs have arrived")
+    other.healthy = True
+    await lb.up(3)
+    d.load, d.info = {**d.load, "role": "prefill"}, {**d.info, "role": "prefill"}
+    async with asyncio.timeout(DEADLINE):
+        assert (await asked)["text"] == "other"
+    assert [visit.end for visit in d.visits] == ["gone"]
+
+
 async def test_a_worker_that_does_not_say_who_it_is_is_asked_again(stubs, balance) -> None:
     (a,) = await stubs("a", load={**LOAD, "incarnation": "one", "role": "regular"}, info={"odd": 1})
     lb = await balance("--worker-urls", a.url)
