@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from yarl import URL
 
@@ -39,8 +40,9 @@ async def pair(
         handoff.add_done_callback(lambda _: prefilled())
         head = asyncio.create_task(legs.head(second, outgoing, body))
         turned = [(lease.worker, lease.worker.turned) for lease in (first, second)]
+        awaited: list[asyncio.Future[Any]] = [handoff, head, *(each for _, each in turned)]
         try:
-            await asyncio.wait((handoff, head, *(each for _, each in turned)), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if not head.done():
                 for worker, each in turned:
                     if each.done():
