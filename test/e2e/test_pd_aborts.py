@@ -21,6 +21,7 @@ LONG = 1500  # tokens of a prompt that takes a while: some 400 steps of prefill
 TOGETHER = ("--chunked-prefill-size", "4", "--max-total-tokens", "65536")
 FAIL = ("--disaggregation-fallback", "fail")
 AT_ONCE = 6  # seconds: on a busy machine, but no deadline of a handoff is as short
+UNHEARD = 60  # seconds: where decode's client left before decode had read the request, prefill waits 30 for it (--..-bootstrap-timeout)
 SLOW = ("--disaggregation-link-gbps", "0.005")  # 0.6 MB/s; a token of the tiny model takes 512 bytes
 
 
@@ -167,7 +168,7 @@ def test_pd_16_fifty_clients_that_leave_at_random_leave_no_page_behind(strict: P
                 hang_up(connection)
         for connection in legs.values():
             if connection.fileno() >= 0:
-                connection.settimeout(30)
+                connection.settimeout(UNHEARD)
                 assert connection.recv(64).startswith(b"HTTP/1.1 ")
                 connection.close()
 
