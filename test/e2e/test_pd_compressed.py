@@ -40,7 +40,7 @@ def test_plain_pages_tell_their_bytes_too(pair: Callable[..., Pair]) -> None:
     both = pair()
     both.flush()
     _, journey = ask(both, PROMPT)
-    assert journey["bytes_wire"] == journey["bytes_raw"] > 0
+    assert journey["bytes_wire"] == journey["bytes_raw"] > 0, journey
 
 
 def test_a_decode_server_that_does_not_take_the_codec_computes_itself_and_says_why(pair: Callable[..., Pair], server: Any) -> None:
