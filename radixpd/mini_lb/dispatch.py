@@ -18,7 +18,7 @@ from radixpd.mini_lb.cost import EXPECTED_OUTPUT
 from radixpd.mini_lb.feed import Feed
 from radixpd.mini_lb.ledger import RECENT_S, Entry, Line
 from radixpd.mini_lb.pairing import Policies, route
-from radixpd.mini_lb.prefix_index import CAP_BYTES, Held, PrefixIndex, text_keys
+from radixpd.mini_lb.prefix_index import CAP_BYTES, PIECE, Held, PrefixIndex, text_keys
 from radixpd.mini_lb.snapshot import NO_HITS, Choice, Hits, RouteAsk, Situation, Tuning, WorkerSnapshot
 from radixpd.mini_lb.speed import Fits
 
@@ -157,8 +157,7 @@ class Dispatcher:
         """The worker restarted with an empty cache, or left the fleet: what was known of its cache and its speed is void."""
         self.known.forget(name)
         self.sent.forget(name)
-        if (line := self._lines.get(name)) is not None and not line.entries:
-            del self._lines[name]
+        self._lines.pop(name, None)  # requests that are still open have hold of it
 
     def ended(self, output: int) -> None:
         """An account was closed; `output`: tokens written, 0 for unknown."""
@@ -177,7 +176,7 @@ class Dispatcher:
     def _seen(self, ask: RouteAsk) -> _Seen:
         if self._last is None or self._last.ask is not ask:
             keys = (list(ask.pages) or text_keys(ask.prompt, ask.namespace)) if self._hits != {"none"} else []
-            self._last = _Seen(ask, keys, ask.page_size if ask.pages else ask.tokens / max(1, len(keys)))
+            self._last = _Seen(ask, keys, ask.page_size if ask.pages else ask.tokens / max(1, len(ask.prompt) // PIECE))
         return self._last
 
     def _exact(self, worker: WorkerSnapshot, ask: RouteAsk) -> bool:

@@ -40,7 +40,7 @@ def decode(payload: bytes) -> list[Change]:
     try:
         batch = msgspec.msgpack.decode(payload)
         return [change for event in batch[1] if (change := _change(event)) is not None]
-    except (msgspec.MsgspecError, TypeError, ValueError, IndexError, KeyError) as error:
+    except (msgspec.MsgspecError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
         raise PeerFailed(f"KV events that cannot be read: {error}") from None
 
 

@@ -12,19 +12,21 @@ from collections.abc import Iterable, Sequence
 
 from radixpd.mini_lb.run_forest import PAGE_BYTES, Run, RunForest, common
 
-__all__ = ["DEVICE", "HOST", "Held", "PrefixIndex", "text_keys"]
+__all__ = ["DEVICE", "HOST", "PIECE", "Held", "PrefixIndex", "text_keys"]
 
 DEVICE, HOST = 0, 1
 TIERS = 2
 CAP_BYTES = 1 << 28
+PIECE = 64  # bytes of a text that one key stands for
+MOST_PIECES = 8192  # of one text: half a megabyte, some 130,000 tokens; more would hold up the loop and push everybody else out
 
 Held = tuple[int, int]  # leading pages in the device tier, then further ones for which the host tier is needed
 
 
-def text_keys(prompt: bytes, namespace: bytes, size: int = 64) -> list[int]:
-    """Chained keys of the full pieces of a text, in place of page ids where nobody tokenizes. They hold within this process only."""
+def text_keys(prompt: bytes, namespace: bytes, size: int = PIECE) -> list[int]:
+    """Chained keys of the first full pieces of a text, in place of page ids where nobody tokenizes. They hold within this process only."""
     key, keys = hash(namespace), []
-    for at in range(0, len(prompt) - size + 1, size):
+    for at in range(0, min(len(prompt), MOST_PIECES * size) - size + 1, size):
         key = hash((key, prompt[at : at + size]))
         keys.append(key)
     return keys

@@ -92,6 +92,8 @@ class Proxy:
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """A request that any worker can answer."""
+        if not {".", ".."}.isdisjoint(request.path.split("/")):  # whatever resolves them on the way would come out at another route
+            raise web.HTTPNotFound
         async with self._deadline():
             body = await self.body(request) if request.can_read_body else None
             return await self._answer(request, partial(self._any, self.outgoing(request), body))
@@ -99,7 +101,9 @@ class Proxy:
     def outgoing(self, request: web.Request) -> Outgoing:
         """What goes to a worker, but for the body."""
         headers = request_headers(request.headers, request_id=caller().id, key=self._key, pass_key=self._pass_key)
-        return Outgoing(request.method, request.raw_path, headers)
+        # RFC 9112, 3.2.2: a client may name this host in front of the path.
+        path = request.raw_path if request.raw_path.startswith("/") else request.rel_url.raw_path_qs
+        return Outgoing(request.method, path, headers)
 
     async def body(self, request: web.Request) -> bytes:
         """The request's body, within its limits."""

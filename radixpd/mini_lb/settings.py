@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 URL = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+LONGEST_LABEL = 63  # characters between two dots of a host's name
 BOOTSTRAP_PORT = 8998
 HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 FAIR_WORDS = ("user", "api_key")  # of --fair-by, that name no header
@@ -193,8 +194,15 @@ def access(settings: LbSettings) -> ServerSettings:
 def check_url(url: str, where: str) -> str:
     """A worker's URL without a final slash; `ConfigError` if it is none."""
     bare = url.removesuffix("/")
-    if not URL.fullmatch(bare):
+    found = URL.fullmatch(bare)
+    if found is None:
         raise ConfigError(f"{where} {url[:200]}: give http://HOST:PORT, without a path")
+    host, port = found.groups()
+    if port and not 1 <= int(port[1:]) <= 65535:
+        raise ConfigError(f"{where} {url[:200]}: the port must be between 1 and 65535")
+    # What no resolver takes would end the task that looks at the worker.
+    if any(not 1 <= len(label) <= LONGEST_LABEL for label in host.removesuffix(".").split(".")):
+        raise ConfigError(f"{where} {url[:200]}: the parts of a host's name have between 1 and {LONGEST_LABEL} characters")
     return bare
 
 

@@ -24,6 +24,8 @@ __all__ = ["LegFailed", "Outgoing", "Reply", "Upstream", "request_headers", "res
 
 KEEP_ALIVE = 60.0  # seconds; below the 620 of our servers, so that this side closes first and no request meets a closing connection
 
+LONGEST_LOOK = 1 << 24  # bytes of such an answer: what a worker says of itself is short
+
 # RFC 9110, 7.6.1; what `Connection` names is dropped too.
 HOP_BY_HOP = frozenset(
     (
@@ -114,13 +116,18 @@ class Upstream:
             raise LegFailed(worker, f"the answer broke off: {_words(error)}") from None
 
     async def look(self, url: str, *, seconds: float) -> tuple[int, bytes]:
-        """Status and body of a short GET; status 0 if there was no answer in time."""
+        """Status and body of a short GET; status 0 if there was no answer in time, or one without end."""
         try:
             async with (
                 asyncio.timeout(seconds),
                 self._session.get(URL(url, encoded=True), headers=self._key, allow_redirects=False) as found,
             ):
-                return found.status, await found.read()
+                body = bytearray()
+                async for part in found.content.iter_any():
+                    body += part
+                    if len(body) > LONGEST_LOOK:
+                        return 0, b""
+                return found.status, bytes(body)
         except (aiohttp.ClientError, OSError, TimeoutError):
             return 0, b""
 
@@ -166,4 +173,8 @@ def _words(error: BaseException) -> str:
     """Why, without the address: messages reach clients."""
     if isinstance(error, aiohttp.ClientConnectorError):
         return error.os_error.strerror or type(error.os_error).__name__
+    if isinstance(error, aiohttp.ClientResponseError):  # the parser's message has what it stumbled over in lines of its own
+        return error.message.partition("\n")[0].rstrip(":") or type(error).__name__
+    if isinstance(error, aiohttp.ServerDisconnectedError):  # its message may be the half of the head that came
+        return "Server disconnected"
     return type(error).__name__ if isinstance(error, aiohttp.ClientPayloadError) else str(error) or type(error).__name__

@@ -115,6 +115,25 @@ def test_a_worker_that_restarted_has_nothing_and_others_keep_theirs() -> None:
     assert dispatcher.pick(_ask(*range(50)), fleet, 2.0).chosen.hits.tokens == 0
 
 
+def test_a_worker_that_left_during_a_request_leaves_nothing_behind() -> None:
+    """With its last request it leaves, and only then is that request's account closed."""
+    dispatcher, fleet = Dispatcher(), _fleet(1)
+    _, account = _send(dispatcher, _ask(*range(50)), fleet, 0.0)
+    dispatcher.forget("w0", 1.0)
+    account.done(1.0, output_tokens=3)
+    assert not dispatcher._lines
+
+
+def test_a_text_longer_than_is_remembered_is_taken_to_be_computed() -> None:
+    """Its beginning may be cached; the rest counts as new, so that its estimate is no fiction."""
+    dispatcher, fleet = Dispatcher(), _fleet(1)
+    ask = RouteAsk(tokens=1 << 19, prompt=b"x" * (1 << 21))
+    for _ in range(2):
+        choice = dispatcher.pick(ask, fleet, 0.0)
+        dispatcher.dispatched(ask, choice, 0.0).done(0.0)
+    assert choice.chosen.hits.tokens == 8192 * 16
+
+
 def test_only_load_of_others_that_stays_is_counted() -> None:
     """A report that crosses with our own requests shows a surplus once; the next one does not."""
     dispatcher, (worker,) = Dispatcher(), _fleet(1)

@@ -62,7 +62,13 @@ def test_other_publishers_are_understood_as_far_as_they_go() -> None:
     ]
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x01", msgspec.msgpack.encode([1.0]), msgspec.msgpack.encode([1.0, 5])])
+RUBBISH = [
+    b"", b"\xc1", b"\x01", msgspec.msgpack.encode([1.0]), msgspec.msgpack.encode([1.0, 5]), b"\x91" * 100_000 + b"\xc0",
+    msgspec.msgpack.encode([1.0, [["BlockStored", [float("inf")], None, [], 16]]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("payload", RUBBISH)
 def test_rubbish_is_refused_by_name(payload: bytes) -> None:
     with pytest.raises(PeerFailed, match="KV events"):
         decode(payload)

@@ -45,6 +45,37 @@ async def test_a_body_passes_byte_for_byte(serve) -> None:
     assert worker.visits[0].path == "/generate?a=%20b"
 
 
+async def test_a_host_before_the_path_is_left_out(serve) -> None:
+    """RFC 9112, 3.2.2."""
+    lb, worker = await serve("a")
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(lb.url.rsplit(":", 1)[1]))
+    try:
+        for method, path, body in (("POST", "/generate?a=%20b", b'{"text": "x"}'), ("GET", "/v1/models", b"")):
+            head = f"{method} http://other.example:1{path} HTTP/1.1\r\nHost: other.example:1\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            assert b" 200 " in await reader.readline()
+            length = 0
+            while (line := await reader.readline()) != b"\r\n":
+                name, _, value = line.partition(b":")
+                length = int(value) if name.lower() == b"content-length" else length
+            await reader.readexactly(length)
+    finally:
+        writer.close()
+    assert [visit.path for visit in worker.visits] == ["/generate?a=%20b", "/v1/models"]
+
+
+@pytest.mark.parametrize("path", ["/v1/models/../../flush_cache", "/v1/models/%2e%2e/%2E./flush_cache", "/v1/models/..%2f..%2fflush_cache"])
+async def test_no_path_leads_out_of_the_routes(serve, path) -> None:
+    lb, worker = await serve("a")
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(lb.url.rsplit(":", 1)[1]))
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+        assert b" 404 " in await reader.readline()
+    finally:
+        writer.close()
+    assert not worker.visits
+
+
 async def test_round_robin_takes_turns(serve) -> None:
     lb, *workers = await serve("a", "b", "c")
     for _ in range(9):
@@ -280,6 +311,24 @@ async def test_nobody_left_to_try_is_one_clear_error(serve) -> None:
     assert answer["error"]["message"].startswith("no worker could answer")
     assert [len(worker.visits) for worker in workers] == [1, 1]
     assert lb.idle()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\0rubbish\r\n\r\n", b"HTTP/1.1 200 OK\r\nX-Secret: 7\r\nX-", b"HTTP/1.1 200 OK\r\nContent-Length: -7\r\n\r\n"]
+)
+async def test_what_a_worker_sent_and_where_it_is_stays_here(serve, sent) -> None:
+    """The parser's messages quote both."""
+
+    async def script(request, visit):
+        request.transport.write(sent)
+        request.transport.close()
+        raise ConnectionResetError
+
+    lb, worker = await serve("a", script=script)
+    message = (await lb.post(status=502))["error"]["message"]
+    assert message.startswith("no worker could answer: the last one the connection failed: ")
+    assert str(worker.port) not in message
+    assert not any(word in message for word in ("rubbish", "Secret", "-7", "\n"))
 
 
 async def test_second_tries_have_a_budget(serve) -> None:

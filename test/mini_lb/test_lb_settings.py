@@ -31,6 +31,10 @@ def test_a_bootstrap_port_belongs_to_the_url_before_it() -> None:
     [
         (["--worker-urls", "a:1"], "--worker-urls a:1: give http://HOST:PORT"),
         (["--worker-urls", "http://a/v1"], "without a path"),
+        (["--worker-urls", "http://a:65536"], "the port must be between 1 and 65535"),
+        (["--worker-urls", "http://a:0"], "the port must be between 1 and 65535"),
+        (["--worker-urls", f"http://{'a' * 64}:1"], "between 1 and 63 characters"),
+        (["--worker-urls", "http://a..b:1"], "between 1 and 63 characters"),
         (["--worker-urls", "http://a", "http://a/"], "named twice: http://a"),
         (["--prefill", "7001", "--decode", "http://c"], "--prefill 7001"),
         (["--prefill", "http://a", "70000", "--decode", "http://c"], "from 1 to 65535"),

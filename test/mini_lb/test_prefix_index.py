@@ -172,6 +172,13 @@ def test_namespaces_never_match_each_other() -> None:
     assert text_keys(text, b"a") == text_keys(text + b"y" * 63, b"a")
 
 
+def test_of_a_long_text_the_beginning_is_remembered() -> None:
+    """One body must not hold up everybody, nor push all others out."""
+    text = bytes(range(256)) * (1 << 12)
+    assert text_keys(text * 2, b"") == text_keys(text, b"")
+    assert len(text_keys(text, b"")) == 8192
+
+
 def test_the_cap_costs_the_least_recently_used_tails() -> None:
     index = PrefixIndex(cap_bytes=100_000)
     old, hot, new = _chain(*range(300), space="o"), _chain(*range(200), space="h"), _chain(*range(300), space="n")
