@@ -26,6 +26,7 @@ __all__ = ["Listener", "Listeners"]
 BEAT = 0.5  # seconds between two questions for what is new
 DEADLINE = 3.0  # seconds for an answer, or more of it, to come
 FIRST_PAUSE, LAST_PAUSE = 0.5, 30.0  # seconds before a new attempt
+SETTLED = 2  # answers in a row, a beat apart, after which it works again
 TURN = 100  # messages read in one go
 HELD = 10_000  # messages that a socket holds, as many as a publisher
 LARGEST = 2**28  # bytes of a message; more is no batch
@@ -49,6 +50,7 @@ class Listener:
         self._asked: float | None = None  # when the question under way was sent, or its last part answered
         self._newest: tuple[int, bytes] | None = None  # batch that was heard or replayed
         self._proof: tuple[int, bytes] | None = None  # what the answer under way must begin with
+        self._answers = 0  # questions answered since it began
         self._pause = FIRST_PAUSE
         self._begin_at = 0.0
         self._silent = False  # what is wrong has been logged
@@ -104,7 +106,7 @@ class Listener:
             self._loop.remove_reader(int(socket.getsockopt(zmq.FD)))
             socket.close(linger=0)
         self._sockets.clear()
-        self._current, self._asked, self._newest, self._proof = False, None, None, None
+        self._current, self._asked, self._newest, self._proof, self._answers = False, None, None, None, 0
         self._feed.restarted()
 
     def _give_up(self, reason: str) -> None:
@@ -204,7 +206,12 @@ class Listener:
             return
         self._asked = None
         self._feed.replay_ended(now)
-        self._current, self._pause = True, FIRST_PAUSE
+        self._current = True
+        self._answers += 1
+        if self._answers < SETTLED:  # who answers well once may still send rubbish in between
+            self._ask()
+            return
+        self._pause = FIRST_PAUSE
         if self._silent:
             logger.info("KV events of %s are heard again", self._feed.worker)
             self._silent = False

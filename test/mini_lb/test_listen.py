@@ -224,6 +224,24 @@ async def test_rubbish_ends_it_for_a_while(ears: Ears, source: Callable[..., Sou
     assert ears.known() == {1}
 
 
+async def test_who_answers_well_and_tells_rubbish_is_tried_ever_more_rarely(
+    ears: Ears, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "BEAT", 0.2)
+    worker = source()
+    ears.all.told(WORKER, worker.endpoints)
+    await until(ears.hears, "it has heard all")
+    listener = ears.all._listeners[WORKER]
+
+    def late() -> bool:
+        if ears.hears():
+            worker.publisher._socket.send_multipart([b"kv", bytes(8), b"\xc1"])
+        return listener._pause == listen.LAST_PAUSE
+
+    await until(late, "the longest pause is reached")
+    await until(lambda: listener._pause == listen.FIRST_PAUSE and ears.hears(), "without rubbish it works again")
+
+
 async def test_without_replays_only_who_was_there_from_the_start_knows_all(ears: Ears, source: Callable[..., Source]) -> None:
     worker = source(replay=False)
     ears.all.told(WORKER, worker.endpoints)
