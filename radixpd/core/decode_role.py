@@ -96,7 +96,7 @@ class DecodeRole:
                     self._landed(found, raw, wire, now)
             case PeerAbort(number, reason, status):
                 if (found := self.rooms.get(Room(number, peer))) is not None:
-                    self._fail(found, f"the prefill server gave up: {reason}", status, tell=found.reserved)
+                    self._fail(found, f"the handoff was given up: {reason}", status, tell=found.reserved)
             case Failure(number, reason):
                 if (found := self._by_number(number)) is not None:
                     self._fail(found, f"the transfer failed: {reason}", 502)

@@ -288,7 +288,7 @@ class PrefillRole:
         found = self._claim(number, peer, now)
         if found is not None:
             echo = found.trouble and found.trouble in reason
-            self._fail(found, found.trouble if echo else f"the decode server gave up: {reason}", status, now, told=True)
+            self._fail(found, found.trouble if echo else f"decode gave the handoff up: {reason}", status, now, told=True)
         elif number not in self.draining and number not in self.rooms:
             # Asked again, because the first answer was lost.
             self.desk.tell(peer, Drained(number))

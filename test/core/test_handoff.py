@@ -433,7 +433,7 @@ def test_pd_08_a_live_room_is_refused_twice_and_a_dead_one_stays_dead() -> None:
     world.p.scheduler.receive(PeerAbort(5, "never mind", 499), "d", 0.0)
     said(world.p)
     world.p.scheduler.receive(Reserve(5, 21, 0, np.arange(3), 2.0, DIGEST, 0), "d", 0.1)
-    assert said(world.p) == [PeerAbort(5, "the decode server gave up: never mind", 499)], "with the status that it ended with"
+    assert said(world.p) == [PeerAbort(5, "decode gave the handoff up: never mind", 499)], "with the status that it ended with"
 
 
 @pytest.mark.parametrize("first", ["body", "reserve"])
