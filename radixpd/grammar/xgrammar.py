@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,13 @@ import xgrammar
 
 from radixpd.core.request import Grammar
 from radixpd.grammar.base import Compiled, Matcher, Vocabulary
+from radixpd.grammar.bounds import forces_little
 from radixpd.grammar.errors import GrammarError, first_line
 from radixpd.grammar.requests import read_tags
 
 __all__ = ["build"]
+
+FORCES, FREE = b"+", b"-"  # first byte of what is packed
 
 
 def build(vocabulary: Vocabulary) -> XGrammar:
@@ -38,34 +42,41 @@ class XGrammar:
         compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
         try:
             if grammar.kind == "tags":
-                return _Compiled(compiler.compile_structural_tag(_structural_tag(grammar)))
-            return _Compiled(compiler.compile_grammar(grammar.text))
+                compiled = compiler.compile_structural_tag(_structural_tag(grammar))
+            else:
+                compiled = compiler.compile_grammar(grammar.text)
         except (RuntimeError, ValueError) as error:
             raise GrammarError(first_line(error)) from None
+        return _Compiled(compiled, forces=forces_little(json.loads(compiled.grammar.serialize_json())))
 
     def pack(self, compiled: Compiled) -> bytes:
         """See `Backend`."""
         assert isinstance(compiled, _Compiled)
         packed: str = compiled.grammar.serialize_json()
-        return packed.encode()
+        return (FORCES if compiled.forces else FREE) + packed.encode()
 
     def unpack(self, packed: bytes) -> Compiled:
         """See `Backend`."""
-        return _Compiled(xgrammar.CompiledGrammar.deserialize_json(packed.decode(), self._info))
+        forces, text = packed[:1] == FORCES, packed[1:].decode()
+        return _Compiled(xgrammar.CompiledGrammar.deserialize_json(text, self._info), forces=forces)
 
 
 class _Compiled:
-    def __init__(self, grammar: Any) -> None:
+    """`forces`: what it forces can be looked for."""
+
+    def __init__(self, grammar: Any, *, forces: bool) -> None:
         self.grammar = grammar
+        self.forces = forces
         self.size: int = grammar.memory_size_bytes
 
     def matcher(self) -> Matcher:
-        return _Matcher(xgrammar.GrammarMatcher(self.grammar))
+        return _Matcher(xgrammar.GrammarMatcher(self.grammar), forces=self.forces)
 
 
 class _Matcher:
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, *, forces: bool) -> None:
         self._matcher = matcher
+        self._forces = forces
 
     def mask(self, row: np.ndarray) -> None:
         self._matcher.fill_next_token_bitmask(row.reshape(1, -1), 0)
@@ -74,10 +85,10 @@ class _Matcher:
         return not self.ended and bool(self._matcher.accept_token(token))
 
     def forced(self) -> str:
-        return str(self._matcher.find_jump_forward_string())
+        return str(self._matcher.find_jump_forward_string()) if self._forces else ""
 
     def fork(self) -> Matcher:
-        return _Matcher(self._matcher.fork())
+        return _Matcher(self._matcher.fork(), forces=self._forces)
 
     @property
     def ended(self) -> bool:
