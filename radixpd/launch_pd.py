@@ -241,7 +241,7 @@ def serve(group: Group) -> int:
     from radixpd.runtime.command_group import Command, CommandGroup
     from radixpd.runtime.logs import log_to_stderr
     from radixpd.runtime.peer_trust import VARIABLE
-    from radixpd.runtime.supervisor import private_directory
+    from radixpd.runtime.private_folder import private_directory
 
     settings = group.settings
     log_to_stderr("launch_pd", settings.observe.log_level, settings.observe.log_format)

@@ -27,7 +27,8 @@ from radixpd.errors import BadRequest, ConfigError, EngineFailed
 from radixpd.launch_server import ENTRIES
 from radixpd.offline.progress import Progress
 from radixpd.runtime.embedded import Embedded
-from radixpd.runtime.supervisor import decide, new_directory
+from radixpd.runtime.private_folder import PrivateFolder
+from radixpd.runtime.supervisor import decide
 
 if TYPE_CHECKING:
     from radixpd.offline.batch import Batch, Messages, Prompts
@@ -56,7 +57,7 @@ class LLM:
         _refuse_strangers(settings)
         resolved = decide(from_keywords({"log_level": "warning", **settings, "model_path": model_path}))
         self._resolved = resolved
-        self._engine = Embedded(resolved, new_directory(), ENTRIES)
+        self._engine = Embedded(resolved, PrivateFolder(), ENTRIES)
         # Also when the last reference goes and at the exit of the interpreter.
         self._end = weakref.finalize(self, self._engine.stop)
         try:

@@ -13,7 +13,6 @@ import concurrent.futures
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from radixpd.config.resolve import Resolved, to_json
 from radixpd.errors import ConfigError, EngineFailed
 from radixpd.runtime.child import Launch, ending
 from radixpd.runtime.client import Client
+from radixpd.runtime.private_folder import PrivateFolder
 
 __all__ = ["Embedded"]
 
@@ -78,13 +78,13 @@ class _Job(Generic[Value]):
 
 
 class Embedded:
-    """Its processes start with it; `wait_ready` comes before any work. `directory` is private to this engine and goes with it."""
+    """Its processes start with it; `wait_ready` comes before any work. `folder` is this engine's own and goes with it."""
 
     client: Client
 
-    def __init__(self, resolved: Resolved, directory: str, entries: Mapping[str, str]) -> None:
+    def __init__(self, resolved: Resolved, folder: PrivateFolder, entries: Mapping[str, str]) -> None:
         self._resolved = resolved
-        self._directory = directory
+        self._directory = folder.path
         self._command = [sys.executable, "-m", "radixpd.runtime.embedded_supervisor", entries["scheduler"], entries["runner"]]
         self._owner = os.getpid()
         self._lock = threading.Lock()  # nothing is handed over once `stop` has begun
@@ -92,7 +92,7 @@ class Embedded:
         self._refusal = ""
         self._cleanup = contextlib.ExitStack()
         # The supervisor does this; here in case it cannot.
-        self._cleanup.callback(shutil.rmtree, directory, ignore_errors=True)
+        self._cleanup.callback(folder.close)
         # Not the program's policy: it may choose loops that this thread must not run.
         self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=self._run, name="radixpd", daemon=True)

@@ -13,13 +13,9 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,13 +29,13 @@ from radixpd.runtime.defaults import defaults_of
 from radixpd.runtime.logs import log_to_stderr
 from radixpd.runtime.model_files import prepare_in_child
 from radixpd.runtime.peer_trust import load_secret
+from radixpd.runtime.private_folder import private_directory
 from radixpd.runtime.process_group import API, ProcessGroup
 from radixpd.runtime.watchdog import Watchdog
 
-__all__ = ["bind", "decide", "new_directory", "private_directory", "serve", "start", "start_engine"]
+__all__ = ["bind", "decide", "serve", "start", "start_engine"]
 
 BACKLOG = 1024
-LONGEST_IPC_DIRECTORY = 80  # a socket's path may have 107 bytes in all
 
 logger = logging.getLogger(__name__)
 
@@ -133,24 +129,6 @@ def bind(host: str, port: int) -> socket.socket:
             raise ConfigError(f"--host {host} is not an address of this machine") from None
         raise ConfigError(f"cannot listen on port {port} of {host} (--port, --host): {error.strerror}") from None
     return listener
-
-
-def new_directory() -> str:
-    """A 0700 directory whose path leaves room for the names of sockets."""
-    base = tempfile.gettempdir()
-    if len(base) > LONGEST_IPC_DIRECTORY:
-        raise ConfigError(f"TMPDIR is too long for a socket's path: {len(base)} characters, at most {LONGEST_IPC_DIRECTORY}")
-    return tempfile.mkdtemp(prefix="radixpd-", dir=base)
-
-
-@contextmanager
-def private_directory() -> Iterator[str]:
-    """A directory for the links, removed at the end."""
-    directory = new_directory()
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _check_model(directory: Path, given: str) -> None:

@@ -6,14 +6,13 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from radixpd.errors import ConfigError
-from radixpd.runtime.supervisor import bind, private_directory
+from radixpd.runtime.supervisor import bind
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,26 +58,6 @@ def test_bind_listens_at_once_and_refuses_in_no_time() -> None:
 def test_a_wrong_host_names_its_flag(host: str) -> None:
     with pytest.raises(ConfigError, match="--host"):
         bind(host, 0)
-
-
-def test_the_private_directory_goes_on_every_path() -> None:
-    seen: list[Path] = []
-
-    def fail_inside() -> None:
-        with private_directory() as directory:
-            seen.append(Path(directory))
-            assert seen[0].stat().st_mode & 0o777 == 0o700
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail_inside()
-    assert not seen[0].exists()
-
-
-def test_a_long_tmpdir_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 100)
-    with pytest.raises(ConfigError, match="TMPDIR"), private_directory():
-        pass
 
 
 @pytest.mark.parametrize("flag", ["--crash-dump-folder", "--profile-folder"])

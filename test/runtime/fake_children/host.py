@@ -5,7 +5,7 @@ import socket
 import sys
 
 from radixpd.config.settings import ServerSettings, Settings
-from radixpd.runtime import process_group, supervisor, watchdog
+from radixpd.runtime import private_folder, process_group, supervisor, watchdog
 from radixpd.runtime.logs import log_to_stderr
 
 TICK = 0.25
@@ -19,7 +19,7 @@ def main() -> int:
     settings = Settings(server=ServerSettings(drain_timeout=drain))
     log_to_stderr("supervisor", "info")
     listener: socket.socket = supervisor.bind("127.0.0.1", 0)
-    with supervisor.private_directory() as directory, process_group.ProcessGroup(drain_timeout=drain, watchdog=dog) as group:
+    with private_folder.private_directory() as directory, process_group.ProcessGroup(drain_timeout=drain, watchdog=dog) as group:
         print("directory", directory, flush=True)
         supervisor.start(group, ENTRIES, resolved="{}", directory=directory, listener=listener, settings=settings, began=0.0)
         return group.watch()
