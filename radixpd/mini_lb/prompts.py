@@ -180,6 +180,8 @@ class Prompts:
 
     async def _ids(self, prompt: str | list[int], text: _Text, card: Card, *, special: bool) -> np.ndarray:
         if not isinstance(prompt, str):
+            if len(prompt) > card.longest:
+                raise ValueError("longer than any prompt that fits")
             return np.asarray(prompt, dtype=np.int32)
         if len(prompt) > card.longest * text.longest_token:
             raise ValueError("longer than any prompt that fits")

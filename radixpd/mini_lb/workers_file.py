@@ -51,7 +51,7 @@ def read_workers(path: str, others: Sequence[WorkerSpec]) -> list[WorkerSpec]:
         if not found:
             raise ConfigError("it names no worker: give worker-urls, or prefill and decode")
         check_fleet([*others, *found])
-    except ConfigError as error:
+    except (ConfigError, ValueError) as error:  # YAML makes numbers that are too long to be written
         raise ConfigError(str(error).removeprefix(f"--config {path}: ")) from None
     return found
 

@@ -166,6 +166,7 @@ async def test_files_may_lie_elsewhere(files: Path) -> None:
         ("/generate", {"text": "x" * 9000}),
         ("/generate", {"input_ids": [1, 2, "x"]}),
         ("/generate", {"input_ids": [2**40] * 20}),
+        ("/generate", {"input_ids": [7] * 5001}),
         ("/generate", {"input_ids": [[1, 2], 3]}),
         ("/generate", {"text": ["many pages of text"], "extra_key": []}),
         ("/v1/completions", {"prompt": {"a": 1}}),

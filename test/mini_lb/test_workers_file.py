@@ -125,6 +125,7 @@ async def test_another_role_joins_when_the_old_one_has_left(stubs, balance, file
         ({"worker-urls": []}, "it names no worker"),
         ({"workers": ["http://a"]}, "unknown key workers; the nearest is worker-urls"),
         ({"worker-urls": ["a:1"]}, "give http://HOST:PORT"),
+        (f"worker-urls: [1{':59' * 3000}]", "Exceeds the limit"),
         ({"worker-urls": ["http://a", "http://a/"]}, "named twice"),
         ({"prefill": ["http://a"]}, "go together"),
         ({"worker-urls": [{"url": 3}]}, "--worker-urls"),
