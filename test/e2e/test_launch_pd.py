@@ -98,7 +98,8 @@ def test_pd_answers_are_those_of_one_server(server: Server, shared: Server) -> N
 
 
 def test_a_prompt_is_computed_by_prefill(shared: Server) -> None:
-    answer = shared.generate(text="a prompt that nobody has sent before, long enough for pages", sampling_params={"max_new_tokens": 4})
+    long = "a prompt that nobody has sent before, too long for a decode server to compute. " * 16
+    answer = shared.generate(text=long, sampling_params={"max_new_tokens": 4})
     journey = answer["meta_info"]["kv_journey"]
     assert journey["prefill_computed_tokens"] == answer["meta_info"]["prompt_tokens"]
     assert (journey["local_computed_tokens"], journey["fallback"], journey["leg"]) == (0, "", "decode")
@@ -180,7 +181,7 @@ def test_an_open_stream_survives_sigterm(lonely: Server) -> None:
         connection.sendall(head.encode() + body)
         got = connection.recv(65536)
         assert b" 200 OK" in got
-        lonely.process.send_signal(signal.SIGTERM)
+        lonely.terminate()
         while b"[DONE]" not in got:
             more = connection.recv(65536)
             assert more, got
