@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixpd.mini_lb.admission import HEADROOM, Decoding, Slo, broken
@@ -60,6 +60,7 @@ def test_an_idle_worker_is_never_refused() -> None:
     assert broken(slow, Decoding(DecodeModel(base=9.0), (), 10.0), SLO, 0.0) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-50, 50), max_size=40), st.floats(0, 50), st.floats(0.1, 100))
 def test_predicted_rows_are_never_more_than_there_are_requests(starts: list[float], at: float, lasts_s: float) -> None:
     rows = _decoding(*starts, lasts_s=lasts_s).rows(at, 0.0)
