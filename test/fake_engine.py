@@ -266,8 +266,8 @@ class FakeEngine:
         if turn.tokens or turn.finished:
             ids = np.asarray(list(turn.tokens.values()), dtype=np.int32)
             step = TokensOut(tuple(turn.tokens), ids, tuple(turn.logprobs) if any(turn.logprobs) else ())
+            self._send_load()  # first: whoever has the answer may look at once
             self._sender.send(Batch(tuple(turn.prefilled), tuple(turn.scored), (step,), tuple(turn.finished)))
-            self._send_load()
         if self._samples:
             self._turn_soon()
 
@@ -310,8 +310,9 @@ class FakeEngine:
 
     def _end_now(self, rid: str, finish: Finish, *, keep: int | None = None) -> None:
         if (sample := self._samples.get(rid)) is not None:
-            self._sender.send(Batch(finished=(self._finished(sample, finish, keep=keep),)))
-            self._send_load()
+            batch = Batch(finished=(self._finished(sample, finish, keep=keep),))
+            self._send_load()  # as above
+            self._sender.send(batch)
 
     def _send_load(self) -> None:
         running = min(len(self._samples), self._max_running)
