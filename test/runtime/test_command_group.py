@@ -18,15 +18,17 @@ DEADLINE = 20.0
 
 # A command that says who it is, then waits for SIGTERM and ends with a code; `stubborn` ignores it.
 CHILD = """
-import signal, sys, time
+import os, signal, sys, time
 name, code, kind = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+def say(line):
+    os.write(1, (line + "\\n").encode())  # not print: a signal may come in the middle of another line, and print may not be entered twice
 def end(*_):
-    print(name, "told", flush=True)
+    say(name + " told")
     if kind != "stubborn":
         sys.exit(code)
 signal.signal(signal.SIGTERM, end)
-print(name, "up", flush=True)
-print('{"message": "json of ' + name + '"}', flush=True)
+say(name + " up")
+say('{"message": "json of ' + name + '"}')
 if kind == "dies":
     sys.stdin.read()
     sys.exit(code)
