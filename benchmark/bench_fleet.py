@@ -16,21 +16,20 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from benchmark.pd_servers import free_port
+from benchmark.pd_servers import BY_HAND
+from benchmark.processes import environment, free_port, healthy, knows_all, running, wait_until
 from radixpd.errors import ConfigError, RadixpdError
 
 __all__ = ["Run", "main", "workload"]
 
 START = 600.0  # seconds for servers to be ready
-STOP = 60.0
+RUN = 3600.0  # for one workload
 POOL = "16384"  # tokens of each server
 POLICIES = ("round_robin", "kv_cost")
 
@@ -75,7 +74,7 @@ def measure(part: str, model: str, scale: float) -> Iterator[Run]:
         names = ["regular"] * 2 if part == "whole" else ["prefill", "prefill", "decode", "decode"]
         servers = [stack.enter_context(_server(model, role)) for role in names]
         for url, _, process in servers:
-            _wait_ready(url, process)
+            wait_until(partial(healthy, url), "a server", process, seconds=START, why=lambda: BY_HAND)
         for policy in POLICIES:
             with _balancer(policy, [(role, url, port) for role, (url, port, _) in zip(names, servers)]) as url:
                 for name in ("shared prefixes", "conversations"):
@@ -86,7 +85,10 @@ def _serve(part: str, name: str, policy: str, url: str, flags: list[str]) -> Run
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "runs.jsonl"
         command = [sys.executable, "-m", "benchmark.bench_serving", "--base-url", url, "--flush-cache", "--disable-tqdm", *flags]
-        done = subprocess.run([*command, "--output-file", str(lines)], capture_output=True, text=True, env=_environment())
+        try:
+            done = subprocess.run([*command, "--output-file", str(lines)], capture_output=True, text=True, env=environment(), timeout=RUN)
+        except subprocess.TimeoutExpired:
+            raise ConfigError(f"bench_serving did not end within {RUN:g} s") from None
         if done.returncode:
             raise ConfigError(f"bench_serving ended with code {done.returncode}: {done.stderr.strip()[-500:]}")
         figures = json.loads(lines.read_text().splitlines()[-1])
@@ -106,7 +108,7 @@ def _server(model: str, role: str) -> Iterator[tuple[str, int, subprocess.Popen[
     if role == "prefill":
         flags += ["--disaggregation-bootstrap-port", str(bootstrap)]
     command = [sys.executable, "-m", "radixpd.launch_server", "--model-path", model, "--port", str(port), *flags]
-    with _process(command) as process:
+    with running(command) as process:
         yield f"http://127.0.0.1:{port}", bootstrap, process
 
 
@@ -117,54 +119,10 @@ def _balancer(policy: str, servers: Sequence[tuple[str, str, int]]) -> Iterator[
     for role, url, bootstrap in servers:
         flags += {"regular": ["--worker-urls", url], "prefill": ["--prefill", url, str(bootstrap)], "decode": ["--decode", url]}[role]
     command = [sys.executable, "-m", "radixpd.mini_lb", "--port", str(port), "--policy", policy, *flags]
-    with _process(command) as process:
+    with running(command) as process:
         base = f"http://127.0.0.1:{port}"
-        _wait_ready(base, process)
-        deadline = time.monotonic() + START
-        while not _knows_all(base, known=policy == "kv_cost"):
-            if time.monotonic() > deadline:
-                raise ConfigError(f"the balancer did not know all servers within {START:g} s")
-            time.sleep(0.2)
+        wait_until(partial(knows_all, base, exact=policy == "kv_cost"), "the balancer", process, seconds=START, why=lambda: BY_HAND)
         yield base
-
-
-def _knows_all(url: str, *, known: bool) -> bool:
-    try:
-        with urllib.request.urlopen(url + "/workers", timeout=10) as answer:
-            workers: list[dict[str, Any]] = json.load(answer)["workers"]
-    except OSError:
-        return False
-    return all(each["state"] == "up" and (each["cache_known"] or not known) for each in workers)
-
-
-@contextmanager
-def _process(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, env=_environment(), stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def _wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise ConfigError(f"a process ended with code {process.returncode} before it was ready; start it by hand to see why")
-        try:
-            with urllib.request.urlopen(url + "/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.2)
-    raise ConfigError(f"{url} was not ready within {START:g} s")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,9 +6,7 @@ Both are started with the same flags; `Pair.ask` sends one prompt to both and sa
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -18,13 +16,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from radixpd.errors import ConfigError, EngineFailed
+from benchmark.processes import free_port, healthy, running, wait_until
+from radixpd.errors import EngineFailed
 
-__all__ = ["Asked", "Pair", "free_port"]
+__all__ = ["Asked", "Pair"]
 
 START = 300.0  # seconds until a server is ready
+BY_HAND = "; start it by hand to see why"
 ANSWER = 300.0  # seconds for one answer
 
 
@@ -56,7 +57,7 @@ class Pair:
                 for port, (role, more) in zip(ports, roles, strict=True)
             ]
             for url, process in found:
-                _wait_ready(url, process)
+                wait_until(partial(healthy, url), "a server", process, seconds=START, why=lambda: BY_HAND)
             yield Pair(found[0][0], found[1][0], bootstrap)
 
     def ask(self, ids: Sequence[int], tokens: int) -> Asked:
@@ -85,28 +86,8 @@ class Pair:
 @contextmanager
 def _server(model: str, port: int, flags: Sequence[str]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     command = [sys.executable, "-m", "radixpd.launch_server", "--model-path", model, "--port", str(port), "--threads", "1", *flags]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
+    with running(command) as process:
         yield f"http://127.0.0.1:{port}", process
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def _wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise ConfigError(f"a server ended with code {process.returncode} before it was ready; start it by hand to see why")
-        try:
-            with urllib.request.urlopen(url + "/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.2)
-    raise ConfigError(f"{url} was not ready within {START:g} s")
 
 
 def _request(url: str, body: dict[str, Any]) -> urllib.request.Request:
@@ -129,10 +110,3 @@ def _events(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 if "error" in event:
                     raise EngineFailed(f"{url}: {event['error']}")
                 yield event
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

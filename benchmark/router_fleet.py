@@ -7,18 +7,18 @@ project ships it; its flags are its defaults but for addresses, policy and quick
 from __future__ import annotations
 
 import json
-import os
+import select
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO
 
-from benchmark.pd_servers import free_port
+from benchmark.processes import free_port, knows_all, running, wait_until
 from radixpd.errors import ConfigError
 from radixpd.mini_lb.pairing import Policies
 
@@ -91,7 +91,7 @@ def start_fleet(count: int, folder: Path, *, events: bool = True, flags: Sequenc
         for _ in range(count):
             ports = ["--events", str(free_port()), "--replay", str(free_port())] if events else []
             command = [sys.executable, "-m", "benchmark.router_stub", "--tokenizer", str(folder), *ports, *flags]
-            processes.append(stack.enter_context(_process(command, stdout=subprocess.PIPE)))
+            processes.append(stack.enter_context(running(command, stdout=subprocess.PIPE, stop=STOP)))
         yield Fleet(tuple(_url(process) for process in processes), folder / "routers.log")
 
 
@@ -104,12 +104,13 @@ def start_router(router: Router, fleet: Fleet, peers: Peers, *, pairs: bool = Fa
     if pairs:
         workers = ["--prefill", fleet.urls[0], str(BOOTSTRAP_PORT), *(word for url in fleet.urls[1:] for word in ("--decode", url))]
     command = _command(router, peers, port, workers, pairs)
-    with fleet.log.open("ab") as log, _process(command, stdout=log, stderr=log) as process:
+    with fleet.log.open("ab") as log, running(command, stdout=log, stderr=log, stop=STOP) as process:
         url = f"http://127.0.0.1:{port}"
-        _wait(router, process, fleet.log, lambda: _answers(url))
+        wait = partial(wait_until, name=router.name, process=process, seconds=START, why=partial(_end, fleet.log))
+        wait(partial(_answers, url))
         if router.family == "radixpd":
             exact = Policies(router.policy, router.policy, router.policy).exact and not pairs
-            _wait(router, process, fleet.log, lambda: _knows_all(url, exact))
+            wait(partial(knows_all, url, exact=exact))
         time.sleep(SETTLE_S)
         yield url
 
@@ -138,42 +139,14 @@ def _imports(python: str, module: str) -> bool:
         raise ConfigError(f"--peers {python}: {error}") from None
 
 
-@contextmanager
-def _process(
-    command: list[str], stdout: int | IO[bytes], stderr: int | IO[bytes] = subprocess.DEVNULL
-) -> Iterator[subprocess.Popen[bytes]]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-    process = subprocess.Popen(command, env=environment, stdout=stdout, stderr=stderr)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
 def _url(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
+    if not select.select([process.stdout], [], [], START)[0]:
+        raise ConfigError(f"a stub worker was not ready within {START:g} s")
     line = process.stdout.readline().decode().strip()
     if not line:
         raise ConfigError(f"a stub worker ended with code {process.wait()} before it was ready")
     return line
-
-
-def _wait(router: Router, process: subprocess.Popen[bytes], log: Path, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise ConfigError(f"{router.name} ended with code {process.returncode} before it was ready{_end(log)}")
-        if condition():
-            return
-        time.sleep(0.05)
-    raise ConfigError(f"{router.name} was not ready within {START:g} s{_end(log)}")
 
 
 def _answers(url: str) -> bool:
@@ -182,15 +155,6 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(request, timeout=5):
             return True
-    except OSError:
-        return False
-
-
-def _knows_all(url: str, exact: bool) -> bool:
-    """Whether every worker gets requests and, where the policy wants that, its cache is followed."""
-    try:
-        with urllib.request.urlopen(url + "/workers", timeout=5) as answer:
-            return all(each["state"] == "up" and (each["cache_known"] or not exact) for each in json.load(answer)["workers"])
     except OSError:
         return False
 

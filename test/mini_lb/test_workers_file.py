@@ -53,14 +53,19 @@ async def test_workers_join_and_leave_with_the_file(stubs, balance, file) -> Non
     assert not a.visits
 
 
-async def test_a_worker_that_is_no_longer_named_finishes_what_it_has(stubs, balance, file) -> None:
-    go = asyncio.Event()
+def holding(go: asyncio.Event):
+    """A script whose stream does not end until it is told."""
 
     async def script(request, visit):
         return await stream(request, event({"text": "x"}), go, DONE)
 
+    return script
+
+
+async def test_a_worker_that_is_no_longer_named_finishes_what_it_has(stubs, balance, file) -> None:
+    go = asyncio.Event()
     a, b = await stubs("a", "b")
-    a.script = script
+    a.script = holding(go)
     lb = await balance("--workers-file", str(file({"worker-urls": [a.url]})))
     await lb.up(1)
     async with lb.http.post("/generate", json={"text": "a"}) as response:
@@ -75,12 +80,8 @@ async def test_a_worker_that_is_no_longer_named_finishes_what_it_has(stubs, bala
 
 async def test_a_worker_that_comes_back_before_it_has_left_stays(stubs, balance, file) -> None:
     go = asyncio.Event()
-
-    async def script(request, visit):
-        return await stream(request, event({"text": "x"}), go, DONE)
-
     a, b = await stubs("a", "b")
-    a.script = script
+    a.script = holding(go)
     lb = await balance("--workers-file", str(file({"worker-urls": [a.url]})))
     await lb.up(1)
     async with lb.http.post("/generate", json={"text": "a"}) as response:
@@ -97,12 +98,8 @@ async def test_a_worker_that_comes_back_before_it_has_left_stays(stubs, balance,
 
 async def test_another_role_joins_when_the_old_one_has_left(stubs, balance, file) -> None:
     go = asyncio.Event()
-
-    async def script(request, visit):
-        return await stream(request, event({"text": "x"}), go, DONE)
-
     a, b = await stubs("a", "b")
-    a.script = script
+    a.script = holding(go)
     lb = await balance("--workers-file", str(file({"worker-urls": [a.url]})))
     await lb.up(1)
     async with lb.http.post("/generate", json={"text": "a"}) as response:
