@@ -141,7 +141,7 @@ class FakeEngine:
             page_size=16, pages=256, free_pages=256, tree_pages=0, locked_pages=0, request_pages=0, quarantine_pages=0,
             pages_per_cell=1, runs=[(OWNERS.index("free"), 256)], nodes=[], hidden_pages=0,
         )  # fmt: skip
-        self.taken_in: Callable[[int], bool] = lambda tokens: True  # whether the API has seen so many tokens; tests in one loop know
+        self.taken_in: Callable[[int], bool] = lambda steps: True  # whether the API has seen so many steps; tests in one loop know
         self._max_running = max_running
         self._context: zmq.Context[Any] = zmq.Context()
         self._sender = Sender(self._context, addresses.to_api)
@@ -150,7 +150,7 @@ class FakeEngine:
         self._held = False
         self._turning = False
         self._waiters: deque[tuple[type, int, asyncio.Future[None]]] = deque()
-        self._totals = {"finished": 0, "aborted": 0, "generated": 0, "prompt": 0}
+        self._totals = {"steps": 0, "finished": 0, "aborted": 0, "generated": 0, "prompt": 0}
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(self._receiver.socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._receive)
@@ -249,7 +249,7 @@ class FakeEngine:
         """The next turn comes when the API has taken the last one in and its handlers have had their turns of the loop."""
         if self._held:
             self._turning = False
-        elif not self.taken_in(self._totals["generated"]):
+        elif not self.taken_in(self._totals["steps"]):
             self._loop.call_soon(self._turn_after, HANDLER_HOPS)
         elif hops:
             self._loop.call_soon(self._turn_after, hops - 1)
@@ -268,6 +268,8 @@ class FakeEngine:
             step = TokensOut(tuple(turn.tokens), ids, tuple(turn.logprobs) if any(turn.logprobs) else ())
             self._send_load()  # first: whoever has the answer may look at once
             self._sender.send(Batch(tuple(turn.prefilled), tuple(turn.scored), (step,), tuple(turn.finished)))
+            self._totals["steps"] += 1
+            self._send_load()  # and again: who has seen this step counted has its answers, since messages keep their order
         if self._samples:
             self._turn_soon()
 
@@ -325,6 +327,7 @@ class FakeEngine:
                     free_pages=256 - running,
                     request_pages=running,
                     max_running=self._max_running,
+                    steps_total=self._totals["steps"],
                     prompt_tokens_total=self._totals["prompt"],
                     generated_tokens_total=self._totals["generated"],
                     finished_total=self._totals["finished"],

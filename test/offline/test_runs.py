@@ -26,7 +26,7 @@ class Desk:
     def __init__(self, directory: Path, links: Path) -> None:
         self.client = Client(str(links))
         self.engine = FakeEngine(str(links), max_running=2)
-        self.engine.taken_in = lambda tokens: self.client.load.generated_tokens_total >= tokens
+        self.engine.taken_in = lambda steps: self.client.load.steps_total >= steps
         resolved = make_resolved(directory, scheduler=SchedulerSettings(max_running_requests=2))
         self.service = build_service(resolved, self.client)
         self.runs = Runs(self.service)
@@ -65,10 +65,10 @@ async def test_answers_come_in_the_order_of_the_prompts_with_their_samples(desk:
 async def test_however_many_prompts_a_bounded_number_is_in_the_engine(desk: Desk) -> None:
     most = 0
 
-    def look(tokens: int) -> bool:
+    def look(steps: int) -> bool:
         nonlocal most
         most = max(most, len(desk.client.outputs))
-        return desk.client.load.generated_tokens_total >= tokens
+        return desk.client.load.steps_total >= steps
 
     desk.engine.taken_in = look
     prompts = [f"{index}" for index in range(300)]

@@ -68,7 +68,7 @@ async def make_api(model_dir: Path, tmp_path: Path) -> AsyncIterator[Callable[..
         links.mkdir()
         client = Client(str(links))
         engine = FakeEngine(str(links), max_running=max_running)
-        engine.taken_in = lambda tokens: client.load.generated_tokens_total >= tokens
+        engine.taken_in = lambda steps: client.load.steps_total >= steps
         service = build_service(make_resolved(directory, **settings), client)
         http = TestClient(Listening(build_app(service)))
         await http.start_server()
