@@ -151,7 +151,7 @@ class Dispatcher:
 
     def feed(self, name: str) -> Feed:
         """What takes in the KV events of a worker."""
-        return Feed(name, self.known)
+        return Feed(name, self.known, presumed=self.sent)
 
     def forget(self, name: str, now: float) -> None:
         """The worker restarted with an empty cache, or left the fleet: what was known of its cache and its speed is void."""

@@ -70,15 +70,17 @@ def _tier(medium: Any) -> int:
 
 
 class Feed:
-    """The order of one worker's batches. `next`: the number that comes next."""
+    """The order of one worker's batches. `next`: the number that comes next. `presumed`: what is believed of the worker without its word,
+    until it says that it is gone."""
 
-    def __init__(self, worker: str, index: PrefixIndex) -> None:
+    def __init__(self, worker: str, index: PrefixIndex, presumed: PrefixIndex | None = None) -> None:
         self.worker = worker
         self.next = 0
         self.lost = 0  # batches that nobody could replay
         self.whole = True  # the index has all that the worker has, as of batch `next`
         self._newest = -1  # live batch
         self._index = index
+        self._presumed = presumed if presumed is not None else PrefixIndex()
         self._ahead: dict[int, list[Change]] = {}
         self._asked: int | None = None  # where the replay under way began
 
@@ -168,8 +170,10 @@ class Feed:
         for change in changes:
             if change.cleared:
                 self._index.clear(self.worker)
+                self._presumed.clear(self.worker)
                 self.whole = True
             elif change.stored:
                 self._index.store(self.worker, change.pages, now, parent=change.parent, tier=change.tier)
             else:
                 self._index.remove(self.worker, change.pages, tier=change.tier)
+                self._presumed.remove(self.worker, change.pages, tier=change.tier)

@@ -76,6 +76,18 @@ def test_of_a_worker_that_tells_nothing_else_is_believed_after_a_while() -> None
     assert (choice.worker, choice.chosen.hits.tokens, choice.chosen.hits.exact) == (name, 480, True)
 
 
+@pytest.mark.parametrize("gone", [Change(pages(*range(50))[20:]), Change(cleared=True)], ids=["removed", "cleared"])
+def test_what_was_just_sent_is_not_believed_to_be_there_once_the_worker_says_that_it_is_gone(gone: Change) -> None:
+    dispatcher, fleet = Dispatcher(), _fleet(2, events=True)
+    name, account = _send(dispatcher, _ask(*range(50)), fleet, 0.0)
+    account.done(0.1)
+    feed = dispatcher.feed(name)
+    feed.live(0, [Change(pages(*range(50)), stored=True)], 0.1)
+    feed.live(1, [gone], 0.2)
+    hits = {each.worker: each.hits.tokens for each in dispatcher.pick(_ask(*range(50)), fleet, 0.3).candidates}
+    assert hits[name] == (0 if gone.cleared else 320)
+
+
 def test_workers_without_events_are_followed_by_what_was_sent_there() -> None:
     dispatcher, fleet = Dispatcher(), _fleet(4)
     text = random.Random(0).randbytes(6400)
