@@ -55,6 +55,7 @@ class Asked:
     peers: str = flag("", "a Python that has sglang-router and vllm-router; without it they are left out", metavar="PYTHON")
     peer_policies: tuple[str, ...] = flag(("cache_aware",), "of theirs, in the cache part", many=True)
     seeds: int = flag(5, "of each workload", low=1, high=1000)
+    first_seed: int = flag(0, "of them", low=0, high=10**9)
     requests: int = flag(0, "of each workload; 0 for its own number", low=0, high=10**6)
     workers: int = flag(4, "stub workers of the cache part", low=1, high=64)
     cache_chars: int = flag(100_000, "characters in each worker's cache", low=64, high=10**9)
@@ -125,8 +126,8 @@ def _cache(asked: Asked, peers: Peers, folder: Path) -> list[CacheRow]:
     routers += [Router(family, policy) for family in peers.families for policy in asked.peer_policies]
     rows = []
     for row in cache_rows(
-        routers, peers, folder, workloads=asked.workloads, seeds=asked.seeds, requests=asked.requests, workers=asked.workers,
-        chars=asked.cache_chars, clients=asked.clients, stream=asked.stream,
+        routers, peers, folder, workloads=asked.workloads, seeds=range(asked.first_seed, asked.first_seed + asked.seeds),
+        requests=asked.requests, workers=asked.workers, chars=asked.cache_chars, clients=asked.clients, stream=asked.stream,
         speed=("--prefill-us-per-char", str(asked.prefill_us_per_char), "--itl-ms", str(asked.itl_ms)),
     ):  # fmt: skip
         rows.append(row)
@@ -134,7 +135,8 @@ def _cache(asked: Asked, peers: Peers, folder: Path) -> list[CacheRow]:
     found = medians(rows)
     speed = f"{asked.prefill_us_per_char:g} us per character, {asked.itl_ms:g} ms per token"
     print(
-        f"\ncache: {asked.workers} workers with {asked.cache_chars} characters each, {speed}; {asked.clients} clients, {asked.seeds} seeds"
+        f"\ncache: {asked.workers} workers with {asked.cache_chars} characters each, {speed}; {asked.clients} clients, {asked.seeds} seeds "
+        f"from {asked.first_seed}"
     )
     for workload in asked.workloads:
         print(f"  {workload:34} of ideal  of pooled  hit rate  work  requests  req/s  failed")

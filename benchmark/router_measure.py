@@ -69,12 +69,12 @@ class PairsRow:
 
 
 def cache_rows(
-    routers: Sequence[Router], peers: Peers, folder: Path, *, workloads: Sequence[str], seeds: int, requests: int, workers: int, chars: int,
-    clients: int, stream: bool, speed: Sequence[str],
+    routers: Sequence[Router], peers: Peers, folder: Path, *, workloads: Sequence[str], seeds: Sequence[int], requests: int, workers: int,
+    chars: int, clients: int, stream: bool, speed: Sequence[str],
 ) -> Iterator[CacheRow]:  # fmt: skip
     """Rows as they are measured; routers take turns within a seed. `speed`: flags of the stubs."""
     with start_fleet(workers, folder, flags=("--cache-chars", str(chars), *speed)) as fleet:
-        for seed in range(seeds):
+        for seed in seeds:
             plans = [make(name, seed, requests) for name in workloads]
             bounds = [(plan.chars, ideal_hits(plan), pooled_hits(plan, workers * chars, clients)) for plan in plans]
             for router in routers:
