@@ -19,6 +19,8 @@ __all__ = ["Entry", "Line"]
 NOTHING = Work()
 TYPICAL_PROMPT = 500  # tokens: of others, where we have nothing there to compare with
 RECENT_S = 60.0  # work counts for about this long as recent
+LESSONS = 400  # requests that the speed is learned from one by one
+LESSON_S = 0.01  # between two of the later ones: what a busy worker teaches every time it has mostly taught before
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +71,8 @@ class Line:
         self._recent_at = 0.0
         self._reported = (0, 0)  # others' requests in flight, and of them waiting
         self._foreign = (0, 0)  # the same, but never more than the last two reports agree on
+        self._lessons = 0
+        self._taught = 0.0  # when the last of them was
 
     @property
     def in_flight(self) -> int:
@@ -95,7 +99,7 @@ class Line:
             return
         whole = entry.new + entry.cached
         entry.told = entry.cached if cached is None else max(0, min(cached, whole))
-        if entry.stream and self._begins(entry, now):
+        if entry.stream and self._begins(entry, now) and self._teaches(now):
             own = Work.of(whole - entry.told, entry.told)
             self.speed.prompt(own, entry.ahead, begun=entry.begun, seconds=max(now - entry.sent, 0.0))
 
@@ -155,10 +159,18 @@ class Line:
         lasted = now - (entry.first if entry.first is not None else now)
         if entry.stream and lasted > 0:
             self.speed.step((rows - entry.rows_before) / lasted, self.tokens, lasted / (output - 1))
-        elif not entry.stream and entry.prompt and entry.told is not None:
+        elif not entry.stream and entry.prompt and entry.told is not None and self._teaches(now):
             own = Work.of(entry.new + entry.cached - entry.told, entry.told)
             self.speed.prompt(own, entry.ahead, begun=entry.begun, seconds=max(now - entry.sent, 0.0), output=output)
             self.speed.presumed_step(len(self.entries), self.tokens)
+
+    def _teaches(self, now: float) -> bool:
+        """Whether a prompt that ends now is to be learned from."""
+        if self._lessons >= LESSONS and now < self._taught + LESSON_S:
+            return False
+        self._lessons += 1
+        self._taught = now
+        return True
 
     def _presume(self, now: float) -> None:
         """Plain answers at the head of the queue whose first token was due have it."""

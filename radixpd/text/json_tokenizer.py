@@ -7,6 +7,7 @@ look back ever further. Other decoders go through the library with a bounded win
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ from radixpd.text.tokenizer_config import TokenizerConfig
 
 __all__ = ["ByteRule", "JsonTokenizer", "byte_rule"]
 
-LONG = 4096  # characters: about as many as a thread may take without a break
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are encoded one by one: threads of the library would only add waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +105,8 @@ class JsonTokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> np.ndarray:
         try:
-            if len(text) <= LONG:
-                ids = self._tokenizer.encode(text, add_special_tokens=special).ids
-            else:
-                # Only this way the library lets other threads run.
-                ids = self._tokenizer.encode_batch([text], add_special_tokens=special)[0].ids
+            # Of the library's ways the quickest (it leaves out where tokens lie), and one that lets other threads run.
+            ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
         except TypeError as error:  # what the library says to a lone surrogate
             raise BadRequest("the text is not valid Unicode: it holds half of a surrogate pair", param="text") from error
         if special and (self._before or self._after):
