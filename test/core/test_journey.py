@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core.test_handoff import DIGEST, PROMPT, ask, ordered, pair, reserved, said, step
+from core.handoff_world import DIGEST, PROMPT, ask, ordered, pair, reserved, said, step
 from core.test_handoff_sim import P, Pair, origins
 
 from radixpd.core.handoff import Arrived, Drained, Landed, NotNeeded, PeerAbort, PeerLost, PrefillShare, Quiet, Reserve, Room, TicketDone
