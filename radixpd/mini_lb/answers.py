@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from radixpd.mini_lb.load_report import Count
+
 __all__ = ["Figures", "Reader", "read_figures"]
 
 ENDS = (b"\n\n", b"\r\n\r\n")
@@ -35,18 +37,18 @@ class _Choice(msgspec.Struct):
 
 
 class _Meta(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int | None = None
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    cached_tokens: Count | None = None
 
 
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
     prompt_tokens_details: _Details | None = None
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 from yarl import URL
 
+from radixpd.mini_lb.load_report import Count
 from radixpd.mini_lb.snapshot import Role
 
 __all__ = ["Card", "Endpoints", "Hashing", "read_card"]
@@ -31,10 +33,10 @@ class _Info(msgspec.Struct):
     model_fingerprint: str
     text_identity: str
     tokenizer_directory: str
-    page_size: int
-    max_request_tokens: int
+    page_size: Count
+    max_request_tokens: Count
     role: Role
-    disaggregation_bootstrap_port: int = 0
+    disaggregation_bootstrap_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
     chat_template: str | None = None
     allow_auto_truncate: bool = False
     salt_from_key: bool = False

@@ -1,32 +1,36 @@
 """What a worker says about its load: ours in one shape, other servers' in SGLang's.
 
-Invariant: whatever a worker answers, reading it never fails; what is not there is zero, which means unknown. Pure; called by `fleet`.
+Invariant: whatever a worker answers, reading it never fails, and its figures can be reckoned with; what is not there is zero, which means
+unknown. Pure; called by `fleet`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
-__all__ = ["LoadReport", "read_load"]
+__all__ = ["Count", "LoadReport", "read_load"]
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # JSON has numbers of any length: a longer one would not be a float any more
 
 
 class _Load(msgspec.Struct):
     """`/get_load` of ours and of SGLang's, which is a list of these, one for each data-parallel rank."""
 
-    running: int = 0
-    waiting: int = 0
-    parked: int = 0
-    max_running: int = 0
-    pages: int = 0
-    free_pages: int = 0
-    tree_pages: int = 0
-    locked_pages: int = 0
-    page_size: int = 0
-    steps_total: int = 0
-    num_reqs: int = 0  # SGLang: running and waiting
-    num_waiting_reqs: int = 0
+    running: Count = 0
+    waiting: Count = 0
+    parked: Count = 0
+    max_running: Count = 0
+    pages: Count = 0
+    free_pages: Count = 0
+    tree_pages: Count = 0
+    locked_pages: Count = 0
+    page_size: Count = 0
+    steps_total: Count = 0
+    num_reqs: Count = 0  # SGLang: running and waiting
+    num_waiting_reqs: Count = 0
     incarnation: str = ""
     role: str = ""
 

@@ -98,6 +98,8 @@ def test_the_last_event_with_figures_counts() -> None:
         ({"usage": {"completion_tokens": 2, "prompt_tokens_details": None}}, Figures(2, None)),
         ({"error": {"message": "x"}}, Figures()),
         ({"meta_info": "odd"}, Figures()),
+        ({"meta_info": {"completion_tokens": 10**400}}, Figures()),  # no float: nothing could be reckoned with it
+        ({"usage": {"completion_tokens": -1}}, Figures()),
     ],
 )
 def test_figures_of_answers(answer, figures) -> None:
@@ -145,6 +147,12 @@ def test_loads_of_ours_and_of_others() -> None:
     assert read_load(json.dumps(ours).encode()) == LoadReport(3, 3, 8, 160, 112, 99)
     ranks = [{"dp_rank": 0, "num_reqs": 5, "num_waiting_reqs": 2}, {"dp_rank": 1, "num_reqs": 1, "num_waiting_reqs": 0}]
     assert read_load(json.dumps(ranks).encode()) == LoadReport(running=4, waiting=2)
+
+
+@pytest.mark.parametrize("figure", [10**400, -1])
+@pytest.mark.parametrize("name", ["running", "waiting", "pages", "page_size", "num_reqs"])
+def test_a_load_that_nobody_can_have_is_unknown(name, figure) -> None:
+    assert read_load(json.dumps({"pages": 4, "page_size": 16, name: figure}).encode()) == LoadReport()
 
 
 @given(st.binary(max_size=50) | VALUES.map(lambda value: json.dumps(value).encode()))
