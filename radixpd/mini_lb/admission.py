@@ -38,9 +38,9 @@ class Miss(NamedTuple):
 
     def __str__(self) -> str:
         if self.limit == "ttft":
-            return f"the first token would take {self.predicted_s:.2f} s, more than {HEADROOM:g} of the limit of {self.limit_s:.2f} s"
+            return f"the first token would take {self.predicted_s:.3f} s, more than {HEADROOM:g} of the limit of {self.limit_s:.3f} s"
         took, most = 1000 * self.predicted_s, 1000 * self.limit_s
-        return f"a token would take {took:.1f} ms, more than {HEADROOM:g} of the limit of {most:.1f} ms"
+        return f"a token would take {took:.2f} ms, more than {HEADROOM:g} of the limit of {most:.2f} ms"
 
     @property
     def retry_after(self) -> int:

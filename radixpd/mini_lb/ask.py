@@ -66,7 +66,8 @@ def read_ask(body: bytes, *, rid: str = "", session: str = "") -> Ask:
     try:
         found = _DECODER.decode(body)
         given = {name: raw for name in found.__struct_fields__ if (raw := bytes(getattr(found, name))) not in (b"", b"null")}
-        prompt = next((given[name] for name in PROMPTS if name in given), b"")
+        of = next((name for name in PROMPTS if name in given), "")
+        prompt = given.get(of, b"")
         count = _prompts(prompt)
         user = msgspec.json.decode(given.get("user", b'""'))
     except msgspec.ValidationError:
@@ -77,7 +78,7 @@ def read_ask(body: bytes, *, rid: str = "", session: str = "") -> Ask:
         if name in given:
             raise BadRequest(f"{name} is for the load balancer to set", param=name)
     if count is not None and count > MOST_PROMPTS:
-        raise BadRequest(f"a request may hold {MOST_PROMPTS} prompts, got {count}")
+        raise BadRequest(f"{of} may hold {MOST_PROMPTS} prompts, got {count}", param=of)
     route = RouteAsk(
         rid=rid,
         tokens=len(prompt) // TOKEN_BYTES + 1,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Literal
+from typing import Any, get_args
 
 import msgspec
 from aiohttp import web
@@ -18,6 +18,7 @@ from radixpd.mini_lb.fleet import Worker
 from radixpd.mini_lb.metrics import CONTENT_TYPE
 from radixpd.mini_lb.parts import Parts, parts_of
 from radixpd.mini_lb.settings import BOOTSTRAP_PORT, WorkerSpec, check_url
+from radixpd.mini_lb.snapshot import Role
 from radixpd.mini_lb.upstream import LegFailed, Outgoing
 from radixpd.server.wire import JSON_TYPE, json_reply
 
@@ -30,7 +31,7 @@ class WorkerBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /workers."""
 
     url: str
-    role: Literal["regular", "prefill", "decode"] = "regular"
+    role: Role = "regular"
     bootstrap_port: int = BOOTSTRAP_PORT
 
 
@@ -68,7 +69,7 @@ async def add_worker(request: web.Request) -> web.Response:
         body = msgspec.json.decode(await parts.proxy.body(request), type=WorkerBody)
         spec = WorkerSpec(check_url(body.url, "url"), body.role, body.bootstrap_port)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BadRequest(f"the body is not as it must be: {error}") from None
+        raise BadRequest(f"the body must hold url, and may hold role ({', '.join(get_args(Role))}) and bootstrap_port: {error}") from None
     except ConfigError as error:
         raise BadRequest(str(error), param="url") from None
     if not 1 <= spec.bootstrap_port <= 65535:

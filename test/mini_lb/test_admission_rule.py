@@ -22,7 +22,7 @@ def _decoding(*starts: float, lasts_s: float = 10.0) -> Decoding:
 
 def test_a_long_wait_for_the_first_token_is_refused_with_its_figures() -> None:
     slow = Candidate("w", 0.0, queue_s=8.0, prefill_s=2.5)
-    assert str(broken(slow, _decoding(), SLO, 0.0)) == "the first token would take 10.50 s, more than 0.9 of the limit of 10.00 s"
+    assert str(broken(slow, _decoding(), SLO, 0.0)) == "the first token would take 10.500 s, more than 0.9 of the limit of 10.000 s"
     assert broken(LATE, _decoding(), SLO, 0.0) is None
     assert broken(slow, _decoding(), Slo(), 0.0) is None
 
@@ -32,7 +32,7 @@ def test_a_full_decode_batch_is_refused() -> None:
     assert broken(SOON, _decoding(*running), SLO, 0.0) is None
     reason = broken(SOON, _decoding(*running, -1.0, -1.0), SLO, 0.0)
     assert reason is not None
-    assert str(reason).endswith("the limit of 50.0 ms")
+    assert str(reason).endswith("the limit of 50.00 ms")
 
 
 def test_requests_whose_prefill_ends_first_count_though_they_do_not_decode_yet() -> None:

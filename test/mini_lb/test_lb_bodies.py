@@ -45,7 +45,7 @@ def test_rooms_named_null_are_none() -> None:
 
 
 def test_too_many_prompts_make_no_rooms() -> None:
-    with pytest.raises(BadRequest, match="4096"):
+    with pytest.raises(BadRequest, match="text may hold 4096 prompts"):
         read_ask(json.dumps({"text": ["a"] * 4097}).encode())
 
 

@@ -296,6 +296,12 @@ async def test_what_cannot_be_a_worker_is_refused(balance, body, status, param) 
     assert list(lb.parts.fleet) == []
 
 
+async def test_a_role_that_is_none_is_told_which_there_are(balance) -> None:
+    lb = await balance()
+    answer = await lb.post("/workers", {"url": "http://x", "role": "king"}, status=400)
+    assert "role (regular, prefill, decode)" in answer["error"]["message"]
+
+
 async def test_workers_are_named_once(stubs, balance) -> None:
     (a,) = await stubs("a")
     lb = await balance("--worker-urls", a.url)
