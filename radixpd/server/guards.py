@@ -36,6 +36,9 @@ async def stamp(request: web.Request, response: web.StreamResponse) -> None:
     """Headers that every answer has, plain or streamed."""
     response.headers[hdrs.SERVER] = SERVER
     response.headers[REQUEST_ID] = caller().id
+    if request.content.exception() is not None:  # what follows a damaged body cannot be told from it: the connection ends, and says so
+        response.force_close()
+        response.headers[hdrs.CONNECTION] = "close"
 
 
 class Keys:

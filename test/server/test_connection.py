@@ -132,6 +132,7 @@ async def test_a_body_that_turns_out_damaged_is_refused(api, caplog, parts) -> N
             await api.http.get("/health")
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
         assert head.split()[1] == b"400"
+        assert b"\r\nConnection: close\r\n" in head  # or the client's next request would meet a closed connection
         assert b"the body could not be read" in await asyncio.wait_for(reader.read(200), 5)
     assert caplog.records == []
     await api.generate("a")
