@@ -46,6 +46,8 @@ class _File:
 def read_workers(path: str, others: Sequence[WorkerSpec]) -> list[WorkerSpec]:
     """The workers of a file, checked together with the `others`; `ConfigError` without the file's name if they cannot be."""
     try:
+        if (file := Path(path)).exists() and not (file.is_file() or file.is_dir()):
+            raise ConfigError("it is no regular file: a pipe or a device may never end")
         words = parse_as(_File, ["--config", path], program="radixpd.mini_lb", usage="", about="").workers
         found = named(worker_urls=words.worker_urls, prefill=words.prefill, decode=words.decode)
         if not found:

@@ -157,6 +157,17 @@ async def test_a_file_that_is_gone_changes_nothing(stubs, balance, file) -> None
     assert (await lb.post())["text"] == "a"
 
 
+async def test_a_pipe_in_its_place_is_not_waited_for(stubs, balance, file, tmp_path) -> None:
+    (a,) = await stubs("a")
+    path = file({"worker-urls": [a.url]})
+    lb = await balance("--workers-file", str(path))
+    await lb.up(1)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "pipe").rename(path)
+    await until(lambda: "no regular file" in lb.parts.workers_file.error, "the fault is seen")
+    assert fleet_of(lb) == {a.url}
+
+
 async def test_workers_of_others_are_left_alone(stubs, balance, file) -> None:
     a, b, c, d = await stubs("a", "b", "c", "d")
     lb = await balance("--worker-urls", a.url, "--workers-file", str(file({"worker-urls": [b.url]})))
