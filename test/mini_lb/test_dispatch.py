@@ -223,7 +223,7 @@ def test_a_request_that_would_break_its_limit_is_refused_in_words() -> None:
     _send(dispatcher, ask, fleet, 0.0)
     reason = dispatcher.refusal(dispatcher.pick(ask, fleet, 0.0), Slo(ttft_s=1.0), 0.0)
     assert reason is not None
-    assert "the limit of 1.00 s" in str(reason)
+    assert "the limit of 1.000 s" in str(reason)
 
 
 def test_without_a_usable_worker_there_is_an_error() -> None:
