@@ -167,13 +167,16 @@ class Feed:
 
     def _apply(self, changes: list[Change], now: float) -> None:
         self.next += 1
+        fresh = self._asked is None  # a replay tells of the past: what was sent since may be there
         for change in changes:
             if change.cleared:
                 self._index.clear(self.worker)
-                self._presumed.clear(self.worker)
+                if fresh:
+                    self._presumed.clear(self.worker)
                 self.whole = True
             elif change.stored:
                 self._index.store(self.worker, change.pages, now, parent=change.parent, tier=change.tier)
             else:
                 self._index.remove(self.worker, change.pages, tier=change.tier)
-                self._presumed.remove(self.worker, change.pages, tier=change.tier)
+                if fresh:
+                    self._presumed.remove(self.worker, change.pages, tier=change.tier)

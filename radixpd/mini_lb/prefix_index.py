@@ -120,7 +120,7 @@ class PrefixIndex:
         if number is None:
             return
         holder = number + tier
-        for page in pages:
+        for page in self._tail_first(list(pages)):
             run = self._forest.at.get(page)
             count = run.held.get(holder, 0) if run is not None else 0
             if run is None or count == 0:
@@ -203,6 +203,13 @@ class PrefixIndex:
             number = self._spare.pop() if self._spare else self._forest.add_holders(TIERS)
             self._numbers[worker], self._names[number] = number, worker
         return number
+
+    def _tail_first(self, pages: list[int]) -> list[int]:
+        """Pages that go, in the order that is quick where they are a stretch of one run: a page with others behind it splits its run."""
+        run = self._forest.at.get(pages[0]) if len(pages) > 1 else None
+        if run is None or self._forest.at.get(pages[-1]) is not run or run.pages.index(pages[0]) > run.pages.index(pages[-1]):
+            return pages
+        return pages[::-1]
 
     def _behind(self, parent: int | None, pages: list[int]) -> Run | None:
         """The run that ends with `parent`, split if it does not; None if `pages` goes on inside it, or nothing is known."""

@@ -88,6 +88,19 @@ def test_what_was_just_sent_is_not_believed_to_be_there_once_the_worker_says_tha
     assert hits[name] == (0 if gone.cleared else 320)
 
 
+def test_a_replay_of_the_past_says_nothing_about_what_was_sent_since() -> None:
+    dispatcher, fleet = Dispatcher(), _fleet(2, events=True)
+    name, _ = _send(dispatcher, _ask(*range(50)), fleet, 0.0)
+    feed = dispatcher.feed(name)
+    assert feed.ask(anyway=True) == 0
+    feed.replayed(0, [Change(pages(*range(50)), stored=True)], 0.1)
+    feed.replayed(1, [Change(pages(*range(50)))], 0.1)
+    assert dispatcher.pick(_ask(*range(50), "more"), fleet, 0.2).chosen.hits.tokens == 800
+    feed.replay_ended(0.3)
+    feed.live(2, [Change(pages(*range(50)))], 0.3)
+    assert dispatcher.pick(_ask(*range(50), "more"), fleet, 0.4).chosen.hits.tokens == 0
+
+
 def test_workers_without_events_are_followed_by_what_was_sent_there() -> None:
     dispatcher, fleet = Dispatcher(), _fleet(4)
     text = random.Random(0).randbytes(6400)
