@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import socket
@@ -233,8 +234,8 @@ def test_a_child_that_stands_still_shows_every_stack_and_ends_the_group(start: S
     assert host.children_are_gone(0)
     assert f"the {name} process has not answered for 2 s (--watchdog-timeout); ending the server" in err
     for each in CHILDREN:
-        state = "stopped" if each == name else "sleeping"
-        assert f"stack of the {each} process (pid {host.pids[each]}, {state} when asked):" in err
+        state = "stopped" if each == name else "(sleeping|running)"  # it wakes ten times a second
+        assert re.search(rf"stack of the {each} process \(pid {host.pids[each]}, {state} when asked\):", err), err
     assert err.count("most recent call first") >= len(CHILDREN)
     # The API too: woken to dump its stack, it reads what it is told.
     assert f"told the {name} process has not answered for 2 s (--watchdog-timeout)" in out
@@ -246,7 +247,8 @@ def test_a_child_may_report_that_another_one_is_stuck(start: Start) -> None:
     code, out, err = host.end()
     assert code == 1
     assert "told the runner process does nothing" in out
-    assert err.count("stack of the ") == len(CHILDREN)
+    for each in CHILDREN:
+        assert f"stack of the {each} process" in err, err
 
 
 def test_the_soft_watchdog_shows_stacks_and_ends_nothing(start: Start) -> None:
