@@ -12,10 +12,11 @@ import random
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from radixpd.mini_lb.admission import Decoding, Miss, Slo, broken
 from radixpd.mini_lb.cost import EXPECTED_OUTPUT
-from radixpd.mini_lb.feed import Feed
+from radixpd.mini_lb.feed import Change, Feed
 from radixpd.mini_lb.ledger import RECENT_S, Entry, Line
 from radixpd.mini_lb.pairing import Policies, route
 from radixpd.mini_lb.prefix_index import CAP_BYTES, PIECE, Held, PrefixIndex, text_keys
@@ -151,13 +152,21 @@ class Dispatcher:
 
     def feed(self, name: str) -> Feed:
         """What takes in the KV events of a worker."""
-        return Feed(name, self.known, presumed=self.sent)
+        return Feed(name, self.known, gone=partial(self._gone, name))
 
     def forget(self, name: str, now: float) -> None:
         """The worker restarted with an empty cache, or left the fleet: what was known of its cache and its speed is void."""
         self.known.forget(name)
         self.sent.forget(name)
         self._lines.pop(name, None)  # requests that are still open have hold of it
+
+    def _gone(self, name: str, change: Change, now: float) -> None:
+        """A worker has dropped pages: they are not there because they were sent, but for those that open requests will bring back."""
+        settled = self._line(name).oldest_sent(now)
+        if change.cleared:
+            self.sent.expire(name, settled)
+        else:
+            self.sent.remove(name, change.pages, tier=change.tier, before=settled)
 
     def ended(self, output: int) -> None:
         """An account was closed; `output`: tokens written, 0 for unknown."""

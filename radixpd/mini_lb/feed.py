@@ -9,7 +9,7 @@ snapshot). Pure: the caller owns the sockets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,17 +70,16 @@ def _tier(medium: Any) -> int:
 
 
 class Feed:
-    """The order of one worker's batches. `next`: the number that comes next. `presumed`: what is believed of the worker without its word,
-    until it says that it is gone."""
+    """The order of one worker's batches. `next`: the number that comes next. `gone` is told of pages that have just gone, with the time."""
 
-    def __init__(self, worker: str, index: PrefixIndex, presumed: PrefixIndex | None = None) -> None:
+    def __init__(self, worker: str, index: PrefixIndex, gone: Callable[[Change, float], None] = lambda change, now: None) -> None:
         self.worker = worker
         self.next = 0
         self.lost = 0  # batches that nobody could replay
         self.whole = True  # the index has all that the worker has, as of batch `next`
         self._newest = -1  # live batch
         self._index = index
-        self._presumed = presumed if presumed is not None else PrefixIndex()
+        self._gone = gone
         self._ahead: dict[int, list[Change]] = {}
         self._asked: int | None = None  # where the replay under way began
 
@@ -167,16 +166,13 @@ class Feed:
 
     def _apply(self, changes: list[Change], now: float) -> None:
         self.next += 1
-        fresh = self._asked is None  # a replay tells of the past: what was sent since may be there
         for change in changes:
             if change.cleared:
                 self._index.clear(self.worker)
-                if fresh:
-                    self._presumed.clear(self.worker)
                 self.whole = True
             elif change.stored:
                 self._index.store(self.worker, change.pages, now, parent=change.parent, tier=change.tier)
             else:
                 self._index.remove(self.worker, change.pages, tier=change.tier)
-                if fresh:
-                    self._presumed.remove(self.worker, change.pages, tier=change.tier)
+            if self._asked is None and not change.stored:  # a replay tells of the past
+                self._gone(change, now)

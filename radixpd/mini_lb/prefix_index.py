@@ -8,6 +8,7 @@ recently used holdings go first, tails before heads. Used by `dispatch` twice: f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from radixpd.mini_lb.run_forest import PAGE_BYTES, Run, RunForest, common
@@ -114,8 +115,8 @@ class PrefixIndex:
                 self._forest.merge(run)
         self._shrink()
 
-    def remove(self, worker: str, pages: Iterable[int], *, tier: int = DEVICE) -> None:
-        """Pages, in any order, are no longer in the worker's tier."""
+    def remove(self, worker: str, pages: Iterable[int], *, tier: int = DEVICE, before: float = math.inf) -> None:
+        """Pages, in any order, are no longer in the worker's tier; those that it has used since `before` stay."""
         number = self._numbers.get(worker)
         if number is None:
             return
@@ -123,7 +124,7 @@ class PrefixIndex:
         for page in self._tail_first(list(pages)):
             run = self._forest.at.get(page)
             count = run.held.get(holder, 0) if run is not None else 0
-            if run is None or count == 0:
+            if run is None or count == 0 or self._forest.used[holder][run] >= before:
                 continue
             at = count - 1 if run.pages[count - 1] == page else run.pages.index(page)
             if at >= count:

@@ -88,9 +88,23 @@ def test_what_was_just_sent_is_not_believed_to_be_there_once_the_worker_says_tha
     assert hits[name] == (0 if gone.cleared else 320)
 
 
+@pytest.mark.parametrize("gone", [Change(pages(*range(50))[20:]), Change(cleared=True)], ids=["removed", "cleared"])
+def test_what_an_open_request_will_bring_back_is_believed_to_be_there(gone: Change) -> None:
+    dispatcher, fleet = Dispatcher(), _fleet(2, events=True)
+    name, account = _send(dispatcher, _ask(*range(50)), fleet, 0.0)
+    feed = dispatcher.feed(name)
+    feed.live(0, [gone], 0.1)  # of before the request came there
+    assert dispatcher.pick(_ask(*range(50), "more"), fleet, 0.2).chosen.hits.tokens == 800
+    account.done(0.3)
+    feed.live(1, [gone], 0.4)
+    hits = {each.worker: each.hits.tokens for each in dispatcher.pick(_ask(*range(50), "more"), fleet, 0.5).candidates}
+    assert hits[name] == (0 if gone.cleared else 320)
+
+
 def test_a_replay_of_the_past_says_nothing_about_what_was_sent_since() -> None:
     dispatcher, fleet = Dispatcher(), _fleet(2, events=True)
-    name, _ = _send(dispatcher, _ask(*range(50)), fleet, 0.0)
+    name, account = _send(dispatcher, _ask(*range(50)), fleet, 0.0)
+    account.done(0.05)
     feed = dispatcher.feed(name)
     assert feed.ask(anyway=True) == 0
     feed.replayed(0, [Change(pages(*range(50)), stored=True)], 0.1)
